@@ -1,0 +1,61 @@
+"""Every exception of ours, with the standard error each one stands for.
+
+    VerlAgsError
+    ├── ConfigurationError (ValueError)      a setting, flag or file of the user is wrong
+    ├── DataError (ValueError)               a data set cannot be used as it is
+    ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
+    └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
+        ├── SandboxAuthError                 key or domain refused; retrying cannot help
+        ├── SandboxRequestError              request refused as wrong (template unknown, ...); no retry
+        ├── SandboxQuotaError                too many sandboxes or requests; retry later
+        ├── SandboxUnavailableError          service unreachable or failing; retry later
+        ├── SandboxTimeoutError              our deadline passed; the sandbox is tainted
+        └── SandboxDiedError                 the sandbox vanished under us; state is lost
+
+A new error goes into this tree, keeps a message of the form "what is wrong, where: the cure", and takes
+only its message as argument, so that it survives pickling (Ray carries it between processes).
+"""
+
+
+class VerlAgsError(Exception):
+    """Root of everything that this project raises on purpose."""
+
+
+class ConfigurationError(VerlAgsError, ValueError):
+    """A setting, flag or file of the user is wrong; the message names it and the cure."""
+
+
+class DataError(VerlAgsError, ValueError):
+    """A data set cannot be used; the message names the file, the rows and the cure."""
+
+
+class TrainingDiedError(VerlAgsError, RuntimeError):
+    """A process of the run died; the message holds which one and its last words."""
+
+
+class SandboxError(VerlAgsError, RuntimeError):
+    """The sandbox service or the way to it failed. Never raised for errors of the model's code."""
+
+
+class SandboxAuthError(SandboxError):
+    """The service refused the key, or the domain belongs to another key."""
+
+
+class SandboxRequestError(SandboxError):
+    """The service refused the request as wrong, for example an unknown template."""
+
+
+class SandboxQuotaError(SandboxError):
+    """Too many sandboxes alive or too many requests; the same call may work later."""
+
+
+class SandboxUnavailableError(SandboxError):
+    """The service could not be reached or answered with a fault of its own."""
+
+
+class SandboxTimeoutError(SandboxError):
+    """Our deadline passed. Whether the call took effect is unknown, so the sandbox is tainted."""
+
+
+class SandboxDiedError(SandboxError):
+    """The sandbox ended under us; whatever state it held is lost."""

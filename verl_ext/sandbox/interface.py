@@ -1,0 +1,104 @@
+"""What the rest of the project knows of a sandbox: two protocols and two values.
+
+A backend makes sandboxes; a sandbox runs code and keeps its state between calls. Errors of the *model's*
+code are data (`Execution.error`); failures of the service are exceptions (`verl_ext.errors.SandboxError`).
+Every backend passes the same suite, tests/contract/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class ExecutionError:
+    """The exception that the model's code ended with, as the interpreter showed it."""
+
+    name: str
+    value: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What one call of `run_code` gave.
+
+    Attributes:
+        stdout: text written to standard output, capped (see `OutputLimits`).
+        stderr: text written to standard error, capped likewise.
+        results: text of each displayed value, the last expression's value last.
+        png_count: pictures shown; their bytes are dropped.
+        error: the exception that ended the code, or None.
+        dropped_bytes: bytes of output beyond the cap, not kept.
+        elapsed_s: seconds from our side, from sending the code to the last event.
+    """
+
+    stdout: str = ""
+    stderr: str = ""
+    results: tuple[str, ...] = ()
+    png_count: int = 0
+    error: ExecutionError | None = None
+    dropped_bytes: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class OutputLimits:
+    """How much output of one call is kept: the first half of the budget and the last half of it."""
+
+    max_bytes: int = 65_536
+
+
+class Sandbox(Protocol):
+    """One live sandbox. State (variables, files) is kept between calls of `run_code`."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """The service's name for it; what `SandboxBackend.kill` takes."""
+        ...
+
+    async def run_code(self, code: str, *, timeout_s: float) -> Execution:
+        """Run `code` in the sandbox's interpreter and wait for its end.
+
+        Args:
+            code: Python source; the value of a last expression is a result, as in a notebook.
+            timeout_s: our deadline in seconds, enforced on our side whatever the server does.
+
+        Raises:
+            SandboxTimeoutError: the deadline passed. Kill the sandbox; never use it again.
+            SandboxDiedError: the sandbox is gone.
+            SandboxError: any other fault of the service.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the sandbox. Harmless when it is gone already or closed twice."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """A service that makes sandboxes."""
+
+    async def create(self, *, labels: Mapping[str, str], ttl_s: int) -> Sandbox:
+        """Start a sandbox that carries `labels` and ends by itself after `ttl_s` seconds.
+
+        Raises:
+            SandboxAuthError, SandboxRequestError: retrying cannot help.
+            SandboxQuotaError, SandboxUnavailableError, SandboxTimeoutError: it may work later. After the
+                last two a sandbox may exist all the same; `list_ids` by label finds it.
+        """
+        ...
+
+    async def list_ids(self, *, labels: Mapping[str, str]) -> list[str]:
+        """Ids of the live sandboxes that carry all of `labels`."""
+        ...
+
+    async def kill(self, sandbox_id: str) -> bool:
+        """End a sandbox by id; True if it was alive, False if it was gone already."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close connections that the backend holds. Live sandboxes are not ended."""
+        ...
