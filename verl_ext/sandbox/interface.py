@@ -67,7 +67,10 @@ class Sandbox(Protocol):
             timeout_s: our deadline in seconds, enforced on our side whatever the server does.
 
         Raises:
-            SandboxTimeoutError: the deadline passed. Kill the sandbox; never use it again.
+            SandboxCodeTimeoutError: the deadline passed with the code seen running. Kill the sandbox;
+                never use it again.
+            SandboxTimeoutError: the deadline passed and the service never said that the code had begun:
+                the service is at fault, not the code. Kill the sandbox; never use it again.
             SandboxDiedError: the sandbox is gone.
             SandboxError: any other fault of the service.
         """
