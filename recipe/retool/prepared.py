@@ -1,0 +1,154 @@
+"""The prepared data on disk: its schema, its hash, its report, and how they are written and read back."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recipe.retool.deduplicate import Problem
+from recipe.retool.questions import build_prompt, language_of
+from verl_ext.errors import ConfigurationError, DataError
+
+FORMAT = 1
+"""Raised whenever the same input gives other rows."""
+REPORT_NAME = "report.json"
+HASH_KEY = b"verl_ags.content_sha256"
+AGENT_NAME = "tool_agent"
+"""The agent loop that a row asks for; verl's default_agent_loop counts only where a row names none.
+
+Source: verl 0.6.1 experimental/agent_loop/agent_loop.py.
+"""
+
+_SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
+        ("extra_info", pa.struct([("index", pa.string()), ("split", pa.string()), ("language", pa.string())])),
+        ("agent_name", pa.string()),
+    ]
+)
+
+
+def build_rows(problems: Iterable[Problem], split: str) -> list[dict]:
+    """Rows in verl's schema.
+
+    The problem id is in extra_info.index, since of a row only data_source, reward_model and extra_info
+    survive generation. Source: verl 0.6.1 trainer/ppo/ray_trainer.py `_get_gen_batch`.
+    """
+    return [
+        {
+            "data_source": problem.data_source,
+            "prompt": [{"role": "user", "content": build_prompt(problem.question.text)}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": problem.answer, "style": "rule"},
+            "extra_info": {
+                "index": problem.problem_id,
+                "split": split,
+                "language": language_of(problem.question.text),
+            },
+            "agent_name": AGENT_NAME,
+        }
+        for problem in problems
+    ]
+
+
+def hash_rows(rows: Iterable[dict]) -> str:
+    """sha256 (hex) over the rows as canonical JSON, one a line: the same for any writer and version of parquet."""
+    digest = sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def content_hash(parquet_path: str | os.PathLike[str]) -> str:
+    """Hash of the rows of a parquet file, computed from the rows and not from what the file claims.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        with pq.ParquetFile(parquet_path) as parquet:
+            return hash_rows(row for batch in parquet.iter_batches(4096) for row in batch.to_pylist())
+    except (OSError, pa.ArrowException, UnicodeError) as error:
+        raise DataError(f"cannot hash {parquet_path}: {error}. Run prepare-data again.") from error
+
+
+def load_report(out_dir: str | os.PathLike[str]) -> dict:
+    """The report of prepared data, after checking that it speaks of the files beside it.
+
+    Raises:
+        DataError: no report, or a parquet file is missing or from another run than the report.
+    """
+    report_path = Path(out_dir) / REPORT_NAME
+    cure = "Run prepare-data again."
+    try:
+        report = json.loads(report_path.read_text(encoding="utf-8"))
+        promised = {split: report[split]["content_sha256"] for split in ("train", "val")}
+    except FileNotFoundError as error:
+        raise DataError(f"no prepared data in {out_dir}: {REPORT_NAME} is missing. {cure}") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"cannot read {report_path}: {error!r}. {cure}") from error
+    for split, expected in promised.items():
+        path = Path(out_dir) / f"{split}.parquet"
+        try:
+            metadata = pq.read_metadata(path).metadata or {}
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"cannot read {path}: {error}. {cure}") from error
+        if metadata.get(HASH_KEY, b"").decode() != expected:
+            raise DataError(f"{path} is not the file that {REPORT_NAME} describes. {cure}")
+    return report
+
+
+def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: dict) -> None:
+    """Write `<split>.parquet` and the report so that a killed run leaves the old files whole.
+
+    All files are complete on disk before the first takes its place; the report comes last, and
+    `load_report` refuses files that do not belong to it.
+
+    Raises:
+        ConfigurationError: the folder cannot be written.
+    """
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with _staged(out_dir) as stage:
+            for split, rows in rows_by_split.items():
+                table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+                metadata = {HASH_KEY: report[split]["content_sha256"], b"verl_ags.format": str(FORMAT)}
+                pq.write_table(table.replace_schema_metadata(metadata), stage(f"{split}.parquet"), compression="zstd")
+            text = json.dumps(report, indent=2, ensure_ascii=False, sort_keys=True)
+            stage(REPORT_NAME).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write to {out_dir}: {error}. Give --out a folder that you may write."
+        ) from error
+
+
+@contextmanager
+def _staged(out_dir: Path) -> Iterator:
+    """Gives a function from final name to temporary path; on success all take their names, else none."""
+    token = f"{os.getpid()}-{secrets.token_hex(4)}"
+    staged: dict[str, Path] = {}
+
+    def stage(name: str) -> Path:
+        return staged.setdefault(name, out_dir / f".{name}.{token}.tmp")
+
+    try:
+        yield stage
+        for path in staged.values():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        for name, path in staged.items():
+            path.replace(out_dir / name)
+    finally:
+        for path in staged.values():
+            with suppress(FileNotFoundError):
+                path.unlink()
