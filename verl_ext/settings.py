@@ -1,0 +1,379 @@
+"""Every setting that comes from the environment, read in this file and nowhere else.
+
+`Settings.load()` takes the process environment over `.env`. `VARIABLES` is the one table of names, units,
+defaults and meanings; `.env.example` is made from it (`python -m verl_ext.settings --example`).
+
+A secret is a `Secret`: it shows as *** everywhere and refuses to be pickled, so it cannot slip into a Ray
+message, a log or a file of the run; each process loads its own. An `.env` means the same to us and to
+`docker run --env-file`: what the two read differently is refused (verl_ext/env_file.py).
+
+The data root is `./verl-ags-data` by default: a folder that one sees where one works and can delete, rather
+than gigabytes of models hidden in a home folder, which on clusters is small and slow. The image sets its own.
+"""
+
+# ruff: noqa: TID251 - this is the file that the ban on os.environ points to
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+from verl_ext.env_file import read_env_file, without_quotes
+from verl_ext.errors import ConfigurationError
+
+PREFIX = "VERL_EXT_"
+AGS_DOMAIN = "ap-shanghai.tencentags.com"
+_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Secret:
+    """A value that is used but never shown, copied into logs, or pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The value itself; call it where it is sent, and keep it nowhere."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a Secret is not pickled: call Settings.load() in the process that needs it")
+
+
+class _WrongValue(Exception):
+    """Why a value cannot be taken, with the cure; never holds the value of a secret."""
+
+
+_PLACEHOLDER = re.compile(
+    r"<.*>|\$\{?\w*\}?|\{.*\}|.*\*{2,}.*|x{3,}|.*[-_]x{3,}|\.{3,}|.*\.{3}|(your|my|replace|insert|put|enter)[-_ ].*"
+    r"|change[-_]?(me|this|it)|todo|tbd|none|null|placeholder|dummy|example|secret|key|api[-_]?key|token",
+    re.IGNORECASE,
+)
+
+
+def _text(value: str) -> str:
+    return value
+
+
+def _secret(value: str) -> Secret:
+    if not value.isascii():
+        raise _WrongValue("holds letters outside ASCII, so it was not copied whole: copy it again")
+    if len(value) < 8:
+        raise _WrongValue(f"is only {len(value)} characters long, so it was not copied whole: copy it again")
+    return Secret(value)
+
+
+def _domain(value: str) -> str:
+    if "://" in value:
+        raise _WrongValue("is an address: give the domain alone, without https://")
+    if value.endswith("/") or "/" in value:
+        raise _WrongValue("has a slash: give the domain alone")
+    if value.startswith("api."):
+        raise _WrongValue("begins with api., which the SDK puts before it: leave that away")
+    if value.endswith("tencentags.com") and value.count(".") < 2:
+        raise _WrongValue(f"names no region: write <region>.tencentags.com, for example {AGS_DOMAIN}")
+    if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+", value):
+        raise _WrongValue(f"is no domain: write it like {AGS_DOMAIN}")
+    return value
+
+
+def _url(value: str) -> str:
+    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[^\s?#]*)?", value):
+        raise _WrongValue("is no address: write it like http://127.0.0.1:3000, without user name and query")
+    return value.rstrip("/")
+
+
+def _number(low: float, *, whole: bool) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        pattern = r"\d+" if whole else r"\d+(\.\d+)?"
+        if not re.fullmatch(pattern, value) or float(value) < low:
+            raise _WrongValue(f"must be a {'whole ' if whole else ''}number of at least {low:g}, in digits alone")
+        return int(value) if whole else float(value)
+
+    return parse
+
+
+def _one_of(*names: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.lower() not in names:
+            raise _WrongValue(f"must be one of {', '.join(names)}")
+        return value.lower()
+
+    return parse
+
+
+def _flag(value: str) -> bool:
+    return _one_of("0", "1")(value) == "1"
+
+
+def _folder(value: str) -> Path:
+    return Path(value).expanduser().absolute()
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: the row of `.env.example` and the check of its value.
+
+    Attributes:
+        name: as in the environment; the field of `Settings` has the same name in small letters, without
+            our prefix.
+        doc: one line, what it decides.
+        default: as it would be written in the environment; None if unset means none.
+        unit: of a number, else what kind of value it is.
+        secret: whether the value is hidden everywhere.
+        parse: text to value; raises _WrongValue.
+    """
+
+    name: str
+    doc: str
+    default: str | None = None
+    unit: str = "text"
+    secret: bool = False
+    parse: Callable[[str], Any] = _text
+
+    @property
+    def field(self) -> str:
+        """Name in `Settings`."""
+        return self.name.removeprefix(PREFIX).lower()
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("E2B_API_KEY", "key of the sandbox service (AGS or E2B); without it sandboxes run on this machine",
+             unit="key", secret=True, parse=_secret),
+    Variable("E2B_DOMAIN", "service that the key belongs to: <region>.tencentags.com for AGS, e2b.app for E2B",
+             AGS_DOMAIN, unit="domain", parse=_domain),
+    Variable("E2B_API_URL", "address of the control plane in place of https://api.<domain>; for a local server",
+             unit="URL", parse=_url),
+    Variable("E2B_SANDBOX_URL", "address of the sandboxes; for a local server, E2B_API_URL if unset",
+             unit="URL", parse=_url),
+    Variable("VERL_EXT_SANDBOX_BACKEND", "where code runs; auto: e2b with a key, local without", "auto",
+             unit="auto|e2b|local", parse=_one_of("auto", "e2b", "local")),
+    Variable("VERL_EXT_SANDBOX_TEMPLATE", "template (AGS: sandbox tool) that sandboxes are made from",
+             "code-interpreter-v1", unit="name"),
+    Variable("VERL_EXT_SANDBOX_TTL_S", "the service ends a sandbox after this time, should we fail to", "300",
+             unit="seconds", parse=_number(30, whole=True)),
+    Variable("VERL_EXT_SANDBOX_CALL_TIMEOUT_S", "time that one piece of the model's code may run", "30",
+             unit="seconds", parse=_number(0.1, whole=False)),
+    Variable("VERL_EXT_SANDBOX_MAX_ALIVE", "sandboxes alive at once, all workers together (AGS gives 10)", "10",
+             unit="sandboxes", parse=_number(1, whole=True)),
+    Variable("VERL_EXT_SANDBOX_CREATE_RATE_PER_S", "sandboxes started per second (E2B: 1 Hobby, 5 Pro; AGS: 20)",
+             "5", unit="per second", parse=_number(0.01, whole=False)),
+    Variable("VERL_EXT_SANDBOX_ISOLATION", "local sandboxes; auto: the best that works here, required: or refuse",
+             "auto", unit="auto|required|none", parse=_one_of("auto", "required", "none")),
+    Variable("VERL_EXT_DATA_ROOT", "folder that holds data, models, cache and runs", "./verl-ags-data",
+             unit="folder", parse=_folder),
+    Variable("VERL_EXT_ENV_FILE", "file to read instead of ./.env; on shared storage it serves every node",
+             unit="file", parse=_folder),
+    Variable("VERL_EXT_LOG_LEVEL", "how much the project says", "info", unit="|".join(_LEVELS),
+             parse=_one_of(*_LEVELS)),
+    Variable("VERL_EXT_SANDBOX_LOG_LEVEL", "how much is said of sandboxes; debug shows every execution", "info",
+             unit="|".join(_LEVELS), parse=_one_of(*_LEVELS)),
+    Variable("VERL_EXT_REQUIRE_E2B", "tests fail instead of skipping when there is no key", "0", unit="0|1",
+             parse=_flag),
+    Variable("HF_ENDPOINT", "hub to download from, for example a mirror", unit="URL", parse=_url),
+    Variable("HF_TOKEN", "token of the hub, for gated models", unit="token", secret=True, parse=_secret),
+    Variable("WANDB_API_KEY", "key of Weights & Biases, if its logger is on", unit="key", secret=True,
+             parse=_secret),
+    Variable("CUDA_COMPAT", "CUDA compatibility libraries in the image; auto: on if the driver is older", "auto",
+             unit="auto|on|off", parse=_one_of("auto", "on", "off")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says, checked. `VARIABLES` has the meaning and the unit of each."""
+
+    e2b_api_key: Secret | None
+    e2b_domain: str
+    e2b_api_url: str | None
+    e2b_sandbox_url: str | None
+    sandbox_backend: str
+    sandbox_template: str
+    sandbox_ttl_s: int
+    sandbox_call_timeout_s: float
+    sandbox_max_alive: int
+    sandbox_create_rate_per_s: float
+    sandbox_isolation: str
+    data_root: Path
+    env_file: Path | None
+    log_level: str
+    sandbox_log_level: str
+    require_e2b: bool
+    hf_endpoint: str | None
+    hf_token: Secret | None
+    wandb_api_key: Secret | None
+    cuda_compat: str
+
+    @classmethod
+    def load(cls, env_file: Path | str | None = None, *, environ: Mapping[str, str] | None = None) -> Settings:
+        """Settings from the process environment over a file.
+
+        Args:
+            env_file: file to read; if None the one that VERL_EXT_ENV_FILE names, else `./.env` if there is one.
+            environ: stands for the process environment in tests. `os.environ` is never changed.
+
+        Raises:
+            ConfigurationError: with every problem found, each naming its variable and the cure, never a value
+                of a secret.
+        """
+        process = os.environ if environ is None else environ
+        problems: list[str] = []
+        named = env_file or without_quotes(process.get("VERL_EXT_ENV_FILE", "")) or None
+        path = Path(named).expanduser() if named else Path(".env")
+        found: dict[str, str] = {}
+        if named or path.is_file():
+            known = {variable.name for variable in VARIABLES}
+            found, problems = read_env_file(path, wanted=lambda name: name in known or name.startswith(PREFIX))
+        raw = {**found, **{name: value for name, value in process.items() if _is_ours(name)}}
+        values: dict[str, Any] = {}
+        for variable in VARIABLES:
+            try:
+                values[variable.field] = _value(variable, raw.get(variable.name))
+            except _WrongValue as wrong:
+                where = "the environment" if variable.name in process else str(path)
+                problems.append(f"{variable.name} ({where}) {wrong}")
+        problems += _unknown(raw)
+        if values.get("sandbox_backend") == "e2b" and "E2B_API_KEY" not in raw:
+            problems.append("VERL_EXT_SANDBOX_BACKEND is e2b but E2B_API_KEY is not set: set it, or choose local")
+        if problems:
+            lines = "".join(f"\n  - {problem}" for problem in problems)
+            raise ConfigurationError(f"{len(problems)} setting(s) are wrong:{lines}")
+        values["env_file"] = path.absolute() if named or path.is_file() else None
+        return cls(**values)
+
+    @property
+    def backend(self) -> str:
+        """`e2b` or `local`: what `sandbox_backend` comes to."""
+        if self.sandbox_backend != "auto":
+            return self.sandbox_backend
+        return "e2b" if self.e2b_api_key else "local"
+
+    def folder(self, name: str) -> Path:
+        """`data`, `models`, `cache` or `runs` under the data root; not made."""
+        if name not in ("data", "models", "cache", "runs"):
+            raise ValueError(f"the data root has no folder {name!r}: data, models, cache or runs")
+        return self.data_root / name
+
+    def public_dict(self) -> dict[str, str | int | float | bool | None]:
+        """Name of each variable and its value, for logs and manifests; a secret is `set` or None."""
+        public: dict[str, str | int | float | bool | None] = {}
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            if variable.secret:
+                value = "set" if value else None
+            public[variable.name] = str(value) if isinstance(value, Path) else value
+        return public
+
+    def export_foreign(self) -> list[str]:
+        """Put what other libraries read by themselves (hub, tracker) into `os.environ`; names of those put.
+
+        For settings that came from a file. What the process environment has already is left alone.
+        """
+        put = []
+        for name in ("HF_ENDPOINT", "HF_TOKEN", "WANDB_API_KEY"):
+            value = getattr(self, name.lower())
+            if value is not None and name not in os.environ:
+                os.environ[name] = value.reveal() if isinstance(value, Secret) else value
+                put.append(name)
+        return put
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(PREFIX) or any(variable.name == name for variable in VARIABLES)
+
+
+def _value(variable: Variable, text: str | None) -> Any:
+    if text is None:
+        return None if variable.default is None else variable.parse(variable.default)
+    if "\r" in text:
+        raise _WrongValue("ends in a carriage return (a file from Windows): save the file with LF line ends")
+    if text != text.strip():
+        raise _WrongValue("begins or ends with a blank: remove it")
+    text = without_quotes(text)
+    if not text:
+        raise _WrongValue("is set but empty: give it a value or remove the line")
+    if text[0] in "'\"`" or text[-1] in "'\"`":
+        raise _WrongValue("has a stray quote: write the value without quotes")
+    if re.search(r"[\s\x00-\x1f\x7f]", text):
+        raise _WrongValue("has a blank or control character inside (a comment behind it counts): remove it")
+    if _PLACEHOLDER.fullmatch(text):
+        raise _WrongValue("still holds a placeholder: put the real value there or remove the line")
+    return variable.parse(text)
+
+
+def _unknown(raw: Mapping[str, str]) -> list[str]:
+    known = [variable.name for variable in VARIABLES]
+    problems = []
+    for name in raw:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            cure = f"did you mean {close[0]}?" if close else "see .env.example for the names"
+            problems.append(f"{name} is no setting of this project: {cure}")
+    return problems
+
+
+def example_text() -> str:
+    """The text of `.env.example`: every variable, commented out, with unit, default and meaning."""
+    lines = [
+        "# Made by `python -m verl_ext.settings --example`; change verl_ext/settings.py instead.",
+        "# Copy to .env and uncomment what you need. Plain NAME=value: no quotes, no blanks, no comment behind,",
+        "# so that docker --env-file reads the same. The process environment wins over the file.",
+    ]
+    for variable in VARIABLES:
+        kind = f"{variable.unit}, SECRET" if variable.secret else variable.unit
+        default = "unset" if variable.default is None else variable.default
+        lines += ["", f"# {variable.doc}", f"# ({kind}; default {default})"]
+        lines += [f"#{variable.name}={variable.default or ''}"]
+    return "\n".join(lines) + "\n"
+
+
+def _main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m verl_ext.settings", description="Check the settings and show them."
+    )
+    parser.add_argument("--example", action="store_true", help="print the text of .env.example instead")
+    if parser.parse_args(arguments).example:
+        sys.stdout.write(example_text())
+        return 0
+    try:
+        settings = Settings.load()
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.writelines(f"{name}={value}\n" for name, value in settings.public_dict().items() if value is not None)
+    return 0
+
+
+assert {field.name for field in fields(Settings) if field.default is MISSING} == {v.field for v in VARIABLES}  # noqa: S101
+
+if __name__ == "__main__":
+    raise SystemExit(_main())
