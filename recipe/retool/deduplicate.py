@@ -4,6 +4,9 @@ Cost is per *different* row, not per row: each batch is dictionary-encoded in C+
 of DAPO's hub file cost a hash each, and text is cleaned once per different prompt.
 """
 
+# pyarrow.compute makes its functions when it is imported, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 from collections import Counter
 from dataclasses import dataclass, field
 

@@ -66,7 +66,9 @@ _ESCAPES = (
     ("\n", r"\\n", r"abla"),
 )
 _BROKEN_COMMANDS = [
-    (re.compile(f"{re.escape(char)}(?=(?:{rests})(?![A-Za-z]))"), command) for char, command, rests in _ESCAPES
+    # A lone backslash before the character is what is left of a doubled one ("\\\f" + "rac" in AIME 2024-I-15).
+    (re.compile(rf"(?:(?<!\\)\\)?{char}(?=(?:{rests})(?![A-Za-z]))"), command)
+    for char, command, rests in _ESCAPES
 ]
 # Old TeX fonts hold the ligature "fi" at the place of the form feed: "de\fne" is "define". Where both the
 # ligature and its letters survived ("fi\fve", "\ffirst") the character says nothing new and is dropped.

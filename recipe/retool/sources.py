@@ -4,6 +4,9 @@ A data set is known by its columns, never by its path: a renamed folder, a trail
 the hub's cache cannot change how it is read. A new data set is one more entry in `SCHEMAS`.
 """
 
+# pyarrow.compute makes its functions when it is imported, where pyright cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
