@@ -12,7 +12,8 @@ What is graded, best first:
    verl's DAPO reward loop, which passes no tool fields. It is cut at the last </tool_response>; a program
    that prints this tag in a response which ends inside the tool's output would be read as the model.
 
-Source: ReTool (arXiv 2504.11536), whose reward is 1 or -1 on the final answer; verl v0.6.1 recipe/retool/retool.py `compute_score`,
+Source: ReTool (arXiv 2504.11536), whose reward is 1 or -1 on the final answer; verl v0.6.1
+recipe/retool/retool.py `compute_score`,
 experimental/reward/reward_loop/{naive,dapo}.py, workers/reward_manager/naive.py.
 """
 
