@@ -18,125 +18,31 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from verl_ext.env_file import read_env_file, without_quotes
 from verl_ext.errors import ConfigurationError
-
-PREFIX = "VERL_EXT_"
-AGS_DOMAIN = "ap-shanghai.tencentags.com"
-_LEVELS = ("debug", "info", "warning", "error")
-
-
-class Secret:
-    """A value that is used but never shown, copied into logs, or pickled."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def reveal(self) -> str:
-        """The value itself; call it where it is sent, and keep it nowhere."""
-        return self._value
-
-    def __repr__(self) -> str:
-        return "Secret(***)"
-
-    __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return repr(self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Secret) and other._value == self._value
-
-    def __hash__(self) -> int:
-        return hash(self._value)
-
-    def __copy__(self) -> Secret:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError("a Secret is not pickled: call Settings.load() in the process that needs it")
-
-
-class _WrongValue(Exception):
-    """Why a value cannot be taken, with the cure; never holds the value of a secret."""
-
-
-_PLACEHOLDER = re.compile(
-    r"<.*>|\$\{?\w*\}?|\{.*\}|.*\*{2,}.*|x{3,}|.*[-_]x{3,}|\.{3,}|.*\.{3}|(your|my|replace|insert|put|enter)[-_ ].*"
-    r"|change[-_]?(me|this|it)|todo|tbd|none|null|placeholder|dummy|example|secret|key|api[-_]?key|token",
-    re.IGNORECASE,
+from verl_ext.setting_values import (
+    AGS_DOMAIN,
+    Secret,
+    WrongValue,
+    clean_text,
+    parse_domain,
+    parse_flag,
+    parse_folder,
+    parse_number,
+    parse_one_of,
+    parse_secret,
+    parse_text,
+    parse_url,
 )
 
-
-def _text(value: str) -> str:
-    return value
-
-
-def _secret(value: str) -> Secret:
-    if not value.isascii():
-        raise _WrongValue("holds letters outside ASCII, so it was not copied whole: copy it again")
-    if len(value) < 8:
-        raise _WrongValue(f"is only {len(value)} characters long, so it was not copied whole: copy it again")
-    return Secret(value)
-
-
-def _domain(value: str) -> str:
-    if "://" in value:
-        raise _WrongValue("is an address: give the domain alone, without https://")
-    if value.endswith("/") or "/" in value:
-        raise _WrongValue("has a slash: give the domain alone")
-    if value.startswith("api."):
-        raise _WrongValue("begins with api., which the SDK puts before it: leave that away")
-    if value.endswith("tencentags.com") and value.count(".") < 2:
-        raise _WrongValue(f"names no region: write <region>.tencentags.com, for example {AGS_DOMAIN}")
-    if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+", value):
-        raise _WrongValue(f"is no domain: write it like {AGS_DOMAIN}")
-    return value
-
-
-def _url(value: str) -> str:
-    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[^\s?#]*)?", value):
-        raise _WrongValue("is no address: write it like http://127.0.0.1:3000, without user name and query")
-    return value.rstrip("/")
-
-
-def _number(low: float, *, whole: bool) -> Callable[[str], float]:
-    def parse(value: str) -> float:
-        pattern = r"\d+" if whole else r"\d+(\.\d+)?"
-        if not re.fullmatch(pattern, value) or float(value) < low:
-            raise _WrongValue(f"must be a {'whole ' if whole else ''}number of at least {low:g}, in digits alone")
-        return int(value) if whole else float(value)
-
-    return parse
-
-
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value.lower() not in names:
-            raise _WrongValue(f"must be one of {', '.join(names)}")
-        return value.lower()
-
-    return parse
-
-
-def _flag(value: str) -> bool:
-    return _one_of("0", "1")(value) == "1"
-
-
-def _folder(value: str) -> Path:
-    return Path(value).expanduser().absolute()
+PREFIX = "VERL_EXT_"
+_LEVELS = ("debug", "info", "warning", "error")
 
 
 @dataclass(frozen=True)
@@ -150,7 +56,7 @@ class Variable:
         default: as it would be written in the environment; None if unset means none.
         unit: of a number, else what kind of value it is.
         secret: whether the value is hidden everywhere.
-        parse: text to value; raises _WrongValue.
+        parse: text to value; raises WrongValue.
     """
 
     name: str
@@ -158,7 +64,7 @@ class Variable:
     default: str | None = None
     unit: str = "text"
     secret: bool = False
-    parse: Callable[[str], Any] = _text
+    parse: Callable[[str], Any] = parse_text
 
     @property
     def field(self) -> str:
@@ -168,43 +74,43 @@ class Variable:
 
 VARIABLES: tuple[Variable, ...] = (
     Variable("E2B_API_KEY", "key of the sandbox service (AGS or E2B); without it sandboxes run on this machine",
-             unit="key", secret=True, parse=_secret),
+             unit="key", secret=True, parse=parse_secret),
     Variable("E2B_DOMAIN", "service that the key belongs to: <region>.tencentags.com for AGS, e2b.app for E2B",
-             AGS_DOMAIN, unit="domain", parse=_domain),
+             AGS_DOMAIN, unit="domain", parse=parse_domain),
     Variable("E2B_API_URL", "address of the control plane in place of https://api.<domain>; for a local server",
-             unit="URL", parse=_url),
+             unit="URL", parse=parse_url),
     Variable("E2B_SANDBOX_URL", "address of the sandboxes; for a local server, E2B_API_URL if unset",
-             unit="URL", parse=_url),
+             unit="URL", parse=parse_url),
     Variable("VERL_EXT_SANDBOX_BACKEND", "where code runs; auto: e2b with a key, local without", "auto",
-             unit="auto|e2b|local", parse=_one_of("auto", "e2b", "local")),
+             unit="auto|e2b|local", parse=parse_one_of("auto", "e2b", "local")),
     Variable("VERL_EXT_SANDBOX_TEMPLATE", "template (AGS: sandbox tool) that sandboxes are made from",
              "code-interpreter-v1", unit="name"),
     Variable("VERL_EXT_SANDBOX_TTL_S", "the service ends a sandbox after this time, should we fail to", "300",
-             unit="seconds", parse=_number(30, whole=True)),
+             unit="seconds", parse=parse_number(30, whole=True)),
     Variable("VERL_EXT_SANDBOX_CALL_TIMEOUT_S", "time that one piece of the model's code may run", "30",
-             unit="seconds", parse=_number(0.1, whole=False)),
+             unit="seconds", parse=parse_number(0.1, whole=False)),
     Variable("VERL_EXT_SANDBOX_MAX_ALIVE", "sandboxes alive at once, all workers together (AGS gives 10)", "10",
-             unit="sandboxes", parse=_number(1, whole=True)),
+             unit="sandboxes", parse=parse_number(1, whole=True)),
     Variable("VERL_EXT_SANDBOX_CREATE_RATE_PER_S", "sandboxes started per second (E2B: 1 Hobby, 5 Pro; AGS: 20)",
-             "5", unit="per second", parse=_number(0.01, whole=False)),
+             "5", unit="per second", parse=parse_number(0.01, whole=False)),
     Variable("VERL_EXT_SANDBOX_ISOLATION", "local sandboxes; auto: the best that works here, required: or refuse",
-             "auto", unit="auto|required|none", parse=_one_of("auto", "required", "none")),
+             "auto", unit="auto|required|none", parse=parse_one_of("auto", "required", "none")),
     Variable("VERL_EXT_DATA_ROOT", "folder that holds data, models, cache and runs", "./verl-ags-data",
-             unit="folder", parse=_folder),
+             unit="folder", parse=parse_folder),
     Variable("VERL_EXT_ENV_FILE", "file to read instead of ./.env; on shared storage it serves every node",
-             unit="file", parse=_folder),
+             unit="file", parse=parse_folder),
     Variable("VERL_EXT_LOG_LEVEL", "how much the project says", "info", unit="|".join(_LEVELS),
-             parse=_one_of(*_LEVELS)),
+             parse=parse_one_of(*_LEVELS)),
     Variable("VERL_EXT_SANDBOX_LOG_LEVEL", "how much is said of sandboxes; debug shows every execution", "info",
-             unit="|".join(_LEVELS), parse=_one_of(*_LEVELS)),
+             unit="|".join(_LEVELS), parse=parse_one_of(*_LEVELS)),
     Variable("VERL_EXT_REQUIRE_E2B", "tests fail instead of skipping when there is no key", "0", unit="0|1",
-             parse=_flag),
-    Variable("HF_ENDPOINT", "hub to download from, for example a mirror", unit="URL", parse=_url),
-    Variable("HF_TOKEN", "token of the hub, for gated models", unit="token", secret=True, parse=_secret),
+             parse=parse_flag),
+    Variable("HF_ENDPOINT", "hub to download from, for example a mirror", unit="URL", parse=parse_url),
+    Variable("HF_TOKEN", "token of the hub, for gated models", unit="token", secret=True, parse=parse_secret),
     Variable("WANDB_API_KEY", "key of Weights & Biases, if its logger is on", unit="key", secret=True,
-             parse=_secret),
+             parse=parse_secret),
     Variable("CUDA_COMPAT", "CUDA compatibility libraries in the image; auto: on if the driver is older", "auto",
-             unit="auto|on|off", parse=_one_of("auto", "on", "off")),
+             unit="auto|on|off", parse=parse_one_of("auto", "on", "off")),
 )  # fmt: skip
 
 
@@ -257,8 +163,12 @@ class Settings:
         values: dict[str, Any] = {}
         for variable in VARIABLES:
             try:
-                values[variable.field] = _value(variable, raw.get(variable.name))
-            except _WrongValue as wrong:
+                text = raw.get(variable.name)
+                if text is not None:
+                    values[variable.field] = variable.parse(clean_text(text))
+                else:
+                    values[variable.field] = variable.parse(variable.default) if variable.default else None
+            except WrongValue as wrong:
                 where = "the environment" if variable.name in process else str(path)
                 problems.append(f"{variable.name} ({where}) {wrong}")
         problems += _unknown(raw)
@@ -309,25 +219,6 @@ class Settings:
 
 def _is_ours(name: str) -> bool:
     return name.startswith(PREFIX) or any(variable.name == name for variable in VARIABLES)
-
-
-def _value(variable: Variable, text: str | None) -> Any:
-    if text is None:
-        return None if variable.default is None else variable.parse(variable.default)
-    if "\r" in text:
-        raise _WrongValue("ends in a carriage return (a file from Windows): save the file with LF line ends")
-    if text != text.strip():
-        raise _WrongValue("begins or ends with a blank: remove it")
-    text = without_quotes(text)
-    if not text:
-        raise _WrongValue("is set but empty: give it a value or remove the line")
-    if text[0] in "'\"`" or text[-1] in "'\"`":
-        raise _WrongValue("has a stray quote: write the value without quotes")
-    if re.search(r"[\s\x00-\x1f\x7f]", text):
-        raise _WrongValue("has a blank or control character inside (a comment behind it counts): remove it")
-    if _PLACEHOLDER.fullmatch(text):
-        raise _WrongValue("still holds a placeholder: put the real value there or remove the line")
-    return variable.parse(text)
 
 
 def _unknown(raw: Mapping[str, str]) -> list[str]:

@@ -1,0 +1,154 @@
+"""How a value of the environment is written, and what is refused: secrets, domains, addresses, numbers.
+
+A parser takes the text and gives the value or raises `WrongValue` with the cure. No message of a parser
+holds the text itself, so none can show a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from verl_ext.env_file import without_quotes
+
+AGS_DOMAIN = "ap-shanghai.tencentags.com"
+
+
+class Secret:
+    """A value that is used but never shown, copied into logs, or pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str) -> None:
+        self._value = value
+
+    def reveal(self) -> str:
+        """The value itself; call it where it is sent, and keep it nowhere."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other._value == self._value
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError("a Secret is not pickled: call Settings.load() in the process that needs it")
+
+
+class WrongValue(Exception):
+    """Why a value cannot be taken, with the cure; never holds the value of a secret."""
+
+
+_PLACEHOLDER = re.compile(
+    r"<.*>|\$\{?\w*\}?|.*\*{2,}.*|(.*[-_])?x{3,}|.*\.{3}|(your|replace)[-_].*|change[-_]?(me|this|it)"
+    r"|todo|tbd|none|null|placeholder|dummy|example|secret|key|api[-_]?key|token",
+    re.IGNORECASE,
+)
+
+
+def parse_text(value: str) -> str:
+    """Any text."""
+    return value
+
+
+def parse_secret(value: str) -> Secret:
+    """A key or token."""
+    if not value.isascii():
+        raise WrongValue("holds letters outside ASCII, so it was not copied whole: copy it again")
+    if len(value) < 8:
+        raise WrongValue(f"is only {len(value)} characters long, so it was not copied whole: copy it again")
+    return Secret(value)
+
+
+def parse_domain(value: str) -> str:
+    """A domain, alone."""
+    if "://" in value:
+        raise WrongValue("is an address: give the domain alone, without https://")
+    if value.endswith("/") or "/" in value:
+        raise WrongValue("has a slash: give the domain alone")
+    if value.startswith("api."):
+        raise WrongValue("begins with api., which the SDK puts before it: leave that away")
+    if value.endswith("tencentags.com") and value.count(".") < 2:
+        raise WrongValue(f"names no region: write <region>.tencentags.com, for example {AGS_DOMAIN}")
+    if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+", value):
+        raise WrongValue(f"is no domain: write it like {AGS_DOMAIN}")
+    return value
+
+
+def parse_url(value: str) -> str:
+    """An http(s) address without the slash at its end."""
+    if not re.fullmatch(r"https?://[A-Za-z0-9.\-\[\]:]+(/[^\s?#]*)?", value):
+        raise WrongValue("is no address: write it like http://127.0.0.1:3000, without user name and query")
+    return value.rstrip("/")
+
+
+def parse_number(low: float, *, whole: bool) -> Callable[[str], float]:
+    """A parser of numbers from `low` up."""
+
+    def parse(value: str) -> float:
+        pattern = r"\d+" if whole else r"\d+(\.\d+)?"
+        if not re.fullmatch(pattern, value) or float(value) < low:
+            raise WrongValue(f"must be a {'whole ' if whole else ''}number of at least {low:g}, in digits alone")
+        return int(value) if whole else float(value)
+
+    return parse
+
+
+def parse_one_of(*names: str) -> Callable[[str], str]:
+    """A parser of one of `names`, in small letters."""
+
+    def parse(value: str) -> str:
+        if value.lower() not in names:
+            raise WrongValue(f"must be one of {', '.join(names)}")
+        return value.lower()
+
+    return parse
+
+
+def parse_flag(value: str) -> bool:
+    """0 or 1."""
+    return parse_one_of("0", "1")(value) == "1"
+
+
+def parse_folder(value: str) -> Path:
+    """A path, absolute; ~ is the home folder."""
+    return Path(value).expanduser().absolute()
+
+
+def clean_text(text: str) -> str:
+    """`text` without its outer quotes.
+
+    Raises:
+        WrongValue: it is empty, holds a placeholder, or holds what editors and copying leave behind.
+    """
+    if "\r" in text:
+        raise WrongValue("ends in a carriage return (a file from Windows): save the file with LF line ends")
+    if text != text.strip():
+        raise WrongValue("begins or ends with a blank: remove it")
+    text = without_quotes(text)
+    if not text:
+        raise WrongValue("is set but empty: give it a value or remove the line")
+    if text[0] in "'\"`" or text[-1] in "'\"`":
+        raise WrongValue("has a stray quote: write the value without quotes")
+    if re.search(r"[\s\x00-\x1f\x7f]", text):
+        raise WrongValue("has a blank or control character inside (a comment behind it counts): remove it")
+    if _PLACEHOLDER.fullmatch(text):
+        raise WrongValue("still holds a placeholder: put the real value there or remove the line")
+    return text
