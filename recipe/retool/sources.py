@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -174,7 +175,11 @@ def open_file(path: Path) -> SourceFile:
     first = next(_json_rows(path), None)
     if first is None:
         raise DataError(f"no rows in {path}: give a file with at least one.")
-    return SourceFile(path, recognise(pa.Table.from_pylist([_exact(first)]).schema, path), None)
+    try:
+        columns = pa.RecordBatch.from_pylist([_exact(first)]).schema
+    except (pa.ArrowException, UnicodeError) as error:
+        raise DataError(f"cannot read the first row of {path}: {error}. Repair or remove the line.") from error
+    return SourceFile(path, recognise(columns, path), None)
 
 
 def _read(path: Path, schema: Schema) -> Iterator[pa.RecordBatch]:
@@ -212,7 +217,7 @@ def _json_rows(path: Path) -> Iterator[dict]:
             raise DataError(f"line {number} of {path} is not JSON: {error}. Repair or remove the line.") from error
 
 
-def _exact(value: object) -> object:
+def _exact(value: Any) -> Any:
     """JSON numbers as text, so that no answer passes through a float or a 64-bit integer."""
     if isinstance(value, dict):
         return {name: _exact(inner) for name, inner in value.items()}
