@@ -18,8 +18,12 @@ _MINUS = "\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d"
 _QUOTES = "'\"`\u2018\u2019\u201c\u201d"
 _SPACING = re.compile(r"\\[,;: ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick)space(?![A-Za-z])|\s+")
 _NOISE = re.compile(
-    r"\\!|\\\$|\$|\\[()\[\]]|\\(?:left|right|displaystyle|textstyle|big|Big|bigg|limits)(?![A-Za-z])|\*\*"
+    r"\\!|\\(?:left|right|displaystyle|textstyle|big|Big|bigg|limits)(?![A-Za-z])",
 )
+# Marks around an answer, taken off at its ends only: inside, 2**5 is no 25 and $12$$33$ no 1233.
+# One at a time, since a repeated group that is searched for before an end takes quadratic time.
+_OPENING = re.compile(r"\A(?:\\?\$|\\[(\[]|\*\*) ?")
+_CLOSING = re.compile(r" ?(?:\\?\$|\\[)\]]|\*\*)\Z")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|bb)|operatorname|boldsymbol|bm|mbox|boxed|fbox)\s*(?=\{)"
 )
@@ -31,7 +35,7 @@ _UNIT = re.compile(
 # fmt: off
 _NO_UNITS = frozenset((
     "or", "and", "not", "mod", "pi", "i", "e", "no", "none", "to", "x",
-    "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "percent", "base",
+    "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "base", "k", "b",
 ))
 # fmt: on
 _NO_UNIT_CHARS = frozenset("百千万亿或和与不非")
@@ -51,6 +55,7 @@ def normalise(answer: str) -> str:
     text = _SPACING.sub(" ", _NOISE.sub("", text)).strip()
     for _ in range(_UNWRAPS):
         before = text
+        text = _CLOSING.sub("", _OPENING.sub("", text))
         text = text.strip(_QUOTES + " ").rstrip(".\u3002 ")
         text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
         text = _without_unit(_DEGREE.sub("", text))

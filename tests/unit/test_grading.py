@@ -36,9 +36,14 @@ RIGHT = [
     r"\boxed{'33'}",
     "\\boxed{\u201c33\u201d}",
     r"\boxed{$33$}",
+    r"\boxed{$$33$$}",
     r"\boxed{\(33\)}",
     r"\boxed{\$33}",
     r"\boxed{33\%}",
+    r"\boxed{33\text{ percent}}",
+    r"\boxed{**33**}",
+    r"\boxed{x = $33$}",
+    r"\boxed{\[33\]}",
     r"\boxed{33^\circ}",
     r"\boxed{33^{\circ}}",
     "\\boxed{33\u00b0}",
@@ -167,6 +172,11 @@ def test_equal_values(box, truth):
         ("10\u00b2", "102"),
         ("12 34", "1234"),
         ("33.5", "33"),
+        ("2**5", "25"),
+        ("$12$$33$", "1233"),
+        ("$12$ $345$", "12345"),
+        (r"\(12\)\(33\)", "1233"),
+        (r"5\text{ k}", "5"),
     ],
 )
 def test_unequal_values(box, truth):
@@ -215,7 +225,9 @@ def test_hostile_texts_end(start, repeated, end):
     assert not grade(start + repeated * (MEGA // len(repeated)) + end, "33").correct
 
 
-@pytest.mark.parametrize("inside", ["\\text{ " * 500 + "}" * 500, "a=" * 1900, "1 " * 1990, "{" * 1900 + "}" * 1900])
+@pytest.mark.parametrize(
+    "inside", ["\\text{ " * 500 + "}" * 500, "a=" * 1900, "1 " * 1990, "1" + "$" * 3900 + "x", "{" * 1900 + "}" * 1900]
+)
 def test_hostile_boxes_end(inside):
     assert not grade(f"\\boxed{{{inside}}}", "33").correct
 
