@@ -1,0 +1,182 @@
+"""One sandbox as the fork server sees it: its processes, from the first to the last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import bubblewrap, confine, limits
+from .processes import Usage, descendants, measure
+from .tiers import Tier
+from .wire import send_message
+
+_FIRST_UID = 61_000
+_UID_COUNT = 4_000
+
+
+@dataclass(frozen=True)
+class GuestSpec:
+    """What the fork server needs to know of a sandbox."""
+
+    sandbox_id: str
+    number: int
+    folder: Path
+    limits: limits.Limits
+    uid: int | None
+    env: dict[str, str]
+    is_debugged: bool = False
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any], settings: dict[str, Any]) -> GuestSpec:
+        """Read a spawn request."""
+        folder = Path(settings["folder"], f"s{message['number']}")
+        uid = None
+        if os.getuid() == 0 and settings["drop_root"]:
+            uid = _FIRST_UID + message["number"] % _UID_COUNT
+        bounds = limits.Limits(**settings["limits"])
+        return cls(message["id"], message["number"], folder, bounds, uid, settings["env"], settings["is_debugged"])
+
+    def excess(self, used: Sequence[Usage], *, shared_kib: int) -> str | None:
+        """Why the sandbox must end, or None: too many processes, or too much memory beyond what forks share."""
+        if len(used) > self.limits.max_processes:
+            return f"it had {len(used)} processes, the limit is {self.limits.max_processes}"
+        resident_mib = sum(max(0, one.resident_kib - shared_kib) for one in used) // 1024
+        if resident_mib > 2 * self.limits.memory_mib:
+            return f"it used {resident_mib} MiB of memory, the limit is {2 * self.limits.memory_mib} MiB"
+        return None
+
+
+class Guest:
+    """The processes of one sandbox."""
+
+    def __init__(self, spec: GuestSpec, tier: Tier, channel_fd: int) -> None:
+        self.spec = spec
+        self.tier = tier
+        self.channel_fd = channel_fd
+        self.pids: set[int] = set()
+        self.is_ending = False
+        self.reason: str | None = None
+        self.ready_fd = -1
+        self._wrap: bubblewrap.Wrap | None = None
+        self._agent_pid = 0
+
+    def open(self) -> bool:
+        """Begin; True if `ready_fd` must become readable before `enter`."""
+        if self.tier is Tier.BUBBLEWRAP:
+            self._wrap = bubblewrap.start(self.spec.limits, self.spec.uid)
+            self.ready_fd = self._wrap.ready_fd
+            self.pids.add(self._wrap.pid)
+            return True
+        for name in ("home", "tmp"):
+            folder = self.spec.folder / name
+            folder.mkdir(parents=True)
+            if self.spec.uid is not None:
+                os.chown(folder, self.spec.uid, self.spec.uid)
+            folder.chmod(0o700)
+        return False
+
+    def enter(self, shell: Any) -> None:
+        """Fork the agent behind the isolation.
+
+        Raises:
+            OSError: the namespaces could not be made or entered.
+        """
+        if self._wrap is not None:
+            self._agent_pid = bubblewrap.fork_into(self._wrap, self.spec.uid, lambda: self._become_agent(shell))
+        else:
+            self._agent_pid = os.fork()
+            if not self._agent_pid:
+                self._become_agent(shell)
+        self.pids.add(self._agent_pid)
+        os.close(self.channel_fd)
+        self.channel_fd = -1
+
+    def _become_agent(self, shell: Any) -> None:
+        from . import agent  # loads IPython, which the probe need not wait for
+
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            keep = {self.channel_fd} | ({self._wrap.life_fd} if self._wrap else set())
+            agent.close_others(keep | {2})
+            agent.scrub_streams(keep_stderr=self.spec.is_debugged)
+            os.setsid()
+            channel = socket.socket(fileno=self.channel_fd)
+            try:
+                home = self._isolate()
+            except OSError as exc:
+                send_message(channel, {"event": "failed", "message": f"isolation {self.tier} failed: {exc}"})
+                os._exit(1)
+            agent.Agent(channel, shell, home, keep).serve_forever()
+        finally:
+            os._exit(1)
+
+    def _isolate(self) -> str:
+        """Put this process behind the tier; returns the home folder."""
+        if self._wrap is not None:
+            home, tmp = "/home/user", "/tmp"  # noqa: S108 - the sandbox's own
+        else:
+            confine.die_with_parent()
+            home, tmp = str(self.spec.folder / "home"), str(self.spec.folder / "tmp")
+            if self.spec.uid is not None:
+                confine.become_user(self.spec.uid)
+        confine.become_subreaper()
+        os.environ.clear()
+        os.environ.update(self.spec.env | {"HOME": home, "TMPDIR": tmp, "PWD": home, "MPLCONFIGDIR": tmp})
+        os.chdir(home)
+        if self.tier is not Tier.NONE:
+            own_user = self.spec.uid is not None or (self._wrap is not None and os.getuid() != 0)
+            limits.apply(self.spec.limits, count_processes=own_user)
+        confine.apply(self.tier, self.spec.folder)
+        return home
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process of the sandbox."""
+        self.is_ending = True
+        if self._wrap is None and self._agent_pid:
+            self._kill_tree()
+        inner = {self._wrap.inner_pid} - {0} if self._wrap else set()
+        for pid in self.pids | inner:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _kill_tree(self) -> None:
+        """Stop all first, so that none can fork away, then kill."""
+        stopped: set[int] = set()
+        for _ in range(50):
+            fresh = descendants(measure(), self._agent_pid) - stopped
+            if not fresh:
+                break
+            for pid in fresh:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= fresh
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def forget(self, dead: set[int]) -> None:
+        """Take collected processes off; a dead agent or bubblewrap ends the sandbox."""
+        lost = self.pids & dead
+        if not lost:
+            return
+        self.pids -= lost
+        if not self.is_ending:
+            self.reason = self.reason or "its first process ended"
+            self.kill()
+
+    def close(self) -> None:
+        """Close descriptors and remove the folder."""
+        if self.channel_fd >= 0:
+            os.close(self.channel_fd)
+        if self._wrap is not None:
+            self._wrap.close()
+        shutil.rmtree(self.spec.folder, ignore_errors=True)

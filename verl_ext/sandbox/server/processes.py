@@ -1,0 +1,66 @@
+"""Process tables read from /proc: who descends from whom, and what it uses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One line of the process table."""
+
+    parent_pid: int
+    resident_kib: int
+    threads: int
+
+
+def measure() -> dict[int, Usage]:
+    """All processes that can be seen, by id."""
+    table: dict[int, Usage] = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = Path(entry.path, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            table[int(entry.name)] = Usage(int(fields[1]), int(fields[21]) * _PAGE_KIB, int(fields[17]))
+    return table
+
+
+def descendants(table: dict[int, Usage], root: int) -> set[int]:
+    """`root` and all that came from it, as far as the table knows them."""
+    children: dict[int, list[int]] = {}
+    for pid, usage in table.items():
+        children.setdefault(usage.parent_pid, []).append(pid)
+    found, pending = set(), [root] if root in table else []
+    while pending:
+        pid = pending.pop()
+        found.add(pid)
+        pending.extend(child for child in children.get(pid, ()) if child not in found)
+    return found
+
+
+def kill_children_except(known: set[int], timeout_s: float = 5.0) -> None:
+    """Kill and collect every child of this process that is not in `known`.
+
+    A child that nobody knows is an orphan of a sandbox whose first process died: this process is the reaper of
+    all of them. Repeats, because each death may bring new orphans.
+    """
+    until = time.monotonic() + timeout_s
+    me = os.getpid()
+    while time.monotonic() < until:
+        unknown = [pid for pid, usage in measure().items() if usage.parent_pid == me and pid not in known]
+        if not unknown:
+            return
+        for pid in unknown:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in unknown:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)

@@ -1,0 +1,205 @@
+"""The fork server: loads Python's heavy modules once and forks a sandbox's first process from itself.
+
+A process of its own, with a scrubbed environment and without the server's descriptors, so that a fork of it
+holds nothing of the server's. It also outlives a server that is killed with -9 for as long as it takes to end
+every sandbox and to remove the temporary folder.
+
+One bubblewrap per sandbox makes the namespaces (it is the audited tool for that); a fork of this process then
+enters them with setns(2) and drops what it held. So the memory of the loaded modules is shared by all
+sandboxes, while no sandbox shares a namespace with another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import bubblewrap, confine
+from .guest import Guest, GuestSpec
+from .processes import Usage, descendants, kill_children_except, measure
+from .tiers import AUTO_ORDER, Tier
+from .wire import close_fds, receive_message, send_message
+
+_MEASURE_EVERY_S = 1.0
+
+
+class Zygote:
+    """Serves the server's requests until the control socket closes."""
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self.control = control
+        self.settings = settings
+        self.guests: dict[str, Guest] = {}
+        self.preload = list(settings["preload"])
+        self.shell: Any = None
+        self.tier = Tier.NONE
+        self._measured_at = 0.0
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> None:
+        """Probe, load, serve, and clean up in the end."""
+        try:
+            self.tier, reasons = choose_tier(self.settings)
+        except RuntimeError as exc:
+            send_message(self.control, {"event": "failed", "message": str(exc)})
+            return
+        send_message(self.control, {"event": "probed", "tier": self.tier, "reasons": reasons})
+        try:
+            self._serve()
+        finally:
+            for guest in self.guests.values():
+                guest.kill()
+            kill_children_except(set())
+            shutil.rmtree(self.settings["folder"], ignore_errors=True)
+
+    def _serve(self) -> None:
+        from .kernel import build_shell
+
+        self.shell = build_shell()
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._selector.register(self.control, selectors.EVENT_READ)
+        self._selector.register(wake_r, selectors.EVENT_READ)
+        while True:
+            timeout_s = 0.0 if self.preload else _MEASURE_EVERY_S if self.guests else None
+            for key, _ in self._selector.select(timeout_s):
+                if key.fileobj == wake_r:
+                    os.read(wake_r, 4096)
+                elif key.fileobj is self.control:
+                    message, fds = receive_message(self.control)
+                    if message is None:
+                        return
+                    self._answer(message, fds)
+                else:
+                    self._finish(key.data)
+            self._reap()
+            self._measure()
+            if self.preload:
+                self._preload_next()
+
+    def _preload_next(self) -> None:
+        name = self.preload.pop(0)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+        if name == "matplotlib_inline.backend_inline" and name in sys.modules:
+            from .kernel import enable_inline_plots
+
+            enable_inline_plots(self.shell)
+        if not self.preload:
+            gc.collect()
+            gc.freeze()
+            send_message(self.control, {"event": "loaded"})
+
+    def _answer(self, message: dict[str, Any], fds: list[int]) -> None:
+        guest = self.guests.get(message["id"])
+        if message["op"] == "spawn":
+            spec = GuestSpec.from_message(message, self.settings)
+            guest = Guest(spec, self.tier, fds[0])
+            self.guests[spec.sandbox_id] = guest
+            try:
+                if guest.open():
+                    self._selector.register(guest.ready_fd, selectors.EVENT_READ, guest)
+                else:
+                    self._finish(guest)
+            except OSError as exc:
+                self._lost(guest, f"could not start: {exc}")
+        elif message["op"] == "kill":
+            close_fds(fds)
+            if guest is not None:
+                guest.kill()
+                self._reap()
+
+    def _finish(self, guest: Guest) -> None:
+        """The namespaces stand (or none are needed): fork the agent into them."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(guest.ready_fd)
+        try:
+            guest.enter(self.shell)
+        except OSError as exc:
+            self._lost(guest, f"could not start: {exc}")
+
+    def _lost(self, guest: Guest, reason: str) -> None:
+        guest.reason = guest.reason or reason
+        guest.kill()
+
+    def _reap(self) -> None:
+        dead: set[int] = set()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    break
+                dead.add(pid)
+        for guest in list(self.guests.values()):
+            guest.forget(dead)
+            if guest.is_ending and not guest.pids:
+                self._remove(guest)
+
+    def _remove(self, guest: Guest) -> None:
+        known = {pid for other in self.guests.values() for pid in other.pids}
+        kill_children_except(known)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(guest.ready_fd)
+        guest.close()
+        del self.guests[guest.spec.sandbox_id]
+        send_message(self.control, {"event": "gone", "id": guest.spec.sandbox_id, "reason": guest.reason})
+
+    def _measure(self) -> None:
+        now = time.monotonic()
+        if now - self._measured_at < _MEASURE_EVERY_S or not self.guests or self.tier is Tier.NONE:
+            return
+        self._measured_at = now
+        table = measure()
+        own = table.get(os.getpid(), Usage(0, 0, 0))
+        for guest in self.guests.values():
+            pids = {pid for root in guest.pids for pid in descendants(table, root)}
+            excess = guest.spec.excess([table[pid] for pid in pids], shared_kib=own.resident_kib)
+            if excess and not guest.is_ending:
+                self._lost(guest, excess)
+
+
+def choose_tier(settings: dict[str, Any]) -> tuple[Tier, list[str]]:
+    """The tier to use and why stronger ones were passed over.
+
+    Raises:
+        RuntimeError: what was asked for does not work here; the message holds the cure.
+    """
+    wanted = settings["isolation"]
+    if wanted == Tier.NONE:
+        return Tier.NONE, []
+    order = {"auto": AUTO_ORDER, "required": AUTO_ORDER[:1]}.get(wanted) or (Tier(wanted),)
+    reasons: list[str] = []
+    for tier in order:
+        reason = confine.probe(tier) if tier is not Tier.BUBBLEWRAP else bubblewrap.probe(settings)
+        if reason is None:
+            return tier, reasons
+        reasons.append(f"{tier}: {reason}")
+    raise RuntimeError(f"isolation '{wanted}' does not work here. " + "; ".join(reasons))
+
+
+def main(control_fd: int, settings_json: str) -> None:
+    """Entry point of the process; ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    confine.become_subreaper()
+    control = socket.socket(fileno=control_fd)
+    settings = json.loads(settings_json)
+    os.chdir("/")
+    # Not imported by pandas, it starts threads, and a process with threads cannot be forked safely.
+    sys.modules["pyarrow"] = None  # type: ignore[assignment]
+    sys.path[:] = [entry for entry in sys.path if entry != settings["code_folder"]]
+    Path(settings["folder"]).mkdir(exist_ok=True)
+    Zygote(control, settings).run()
+    os._exit(0)
