@@ -10,7 +10,6 @@
         ├── SandboxQuotaError                too many sandboxes or requests; retry later
         ├── SandboxUnavailableError          service unreachable or failing; retry later
         ├── SandboxTimeoutError              our deadline passed; the sandbox is tainted
-        │   └── SandboxCodeTimeoutError      ... and the code was seen running: the model's doing
         └── SandboxDiedError                 the sandbox vanished under us; state is lost
 
 A new error goes into this tree, keeps a message of the form "what is wrong, where: the cure", and takes
@@ -55,14 +54,7 @@ class SandboxUnavailableError(SandboxError):
 
 
 class SandboxTimeoutError(SandboxError):
-    """Our deadline passed. Whether the call took effect is unknown, so the sandbox is tainted."""
-
-
-class SandboxCodeTimeoutError(SandboxTimeoutError):
-    """Our deadline passed while the code was seen running, so the code is slow and the service is well.
-
-    The one sandbox error that tells of the model's code; `SandboxSession.run` turns it into data.
-    """
+    """Our deadline passed in silence. Whether the call took effect is unknown, so the sandbox is tainted."""
 
 
 class SandboxDiedError(SandboxError):

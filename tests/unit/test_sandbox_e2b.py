@@ -19,7 +19,6 @@ import pytest
 from verl_ext.errors import (
     ConfigurationError,
     SandboxAuthError,
-    SandboxCodeTimeoutError,
     SandboxDiedError,
     SandboxQuotaError,
     SandboxRequestError,
@@ -63,6 +62,7 @@ class Stub:
     list: list[Answer | Handler] = field(default_factory=list)
     ignore_filter: bool = False
     executed: int = 0
+    ttl_s: int = 0
     tasks: set[asyncio.Task] = field(default_factory=set)
 
     def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,6 +109,9 @@ class Stub:
                 return (404, b'{"code":404,"message":"gone"}') if gone else (204, b"")
             case "GET", "/health":
                 return (204, b"") if call.headers.get("e2b-sandbox-id") in self.alive else (502, b"gone")
+            case "POST", path if path.endswith("/timeout"):
+                self.ttl_s = json.loads(call.body)["timeout"]
+                return (204, b"") if path.split("/")[2] in self.alive else (404, b'{"code":404,"message":"gone"}')
             case "POST", "/execute":
                 self.executed += 1
                 if self.execute:
@@ -307,10 +310,14 @@ async def test_a_service_that_ignores_the_filter_does_not_make_us_list_strangers
 
 async def test_the_deadline_is_ours_though_keepalives_come(backend: E2BBackend, stub: Stub):
     sandbox = await backend.create(labels={}, ttl_s=60)
-    stub.execute = [chunked(START, *([{"type": "keepalive"}, 0.05] * 40))]
+    said = {"type": "stdout", "text": "so far"}
+    stub.execute = [chunked(START, said, *([{"type": "keepalive"}, 0.05] * 40))]
     began_s = time.monotonic()
-    with pytest.raises(SandboxCodeTimeoutError):
-        await sandbox.run_code("while True: pass", timeout_s=0.3)
+    execution = await sandbox.run_code("while True: pass", timeout_s=0.3)
+    assert execution.timed_out
+    assert execution.stdout == "so far"
+    assert execution.error is not None
+    assert "0.3 s" in execution.error.value
     assert time.monotonic() - began_s < 1.5
 
 
@@ -456,6 +463,16 @@ async def test_kill_and_list_faults_are_ours(backend: E2BBackend, stub: Stub):
     stub.list = [HTML]
     with pytest.raises(SandboxUnavailableError):
         await backend.list_ids(labels={"a": "b"})
+
+
+async def test_extend(backend: E2BBackend, stub: Stub):
+    sandbox = await backend.create(labels={}, ttl_s=60)
+    await sandbox.extend(ttl_s=123)
+    assert stub.ttl_s == 123
+    await sandbox.close()
+    await sandbox.close()
+    with pytest.raises(SandboxDiedError):
+        await sandbox.extend(ttl_s=123)
 
 
 async def test_one_backend_serves_several_event_loops(backend: E2BBackend, stub: Stub):

@@ -29,7 +29,6 @@ from e2b_code_interpreter import AsyncSandbox
 from verl_ext.errors import (
     ConfigurationError,
     SandboxAuthError,
-    SandboxCodeTimeoutError,
     SandboxDiedError,
     SandboxError,
     SandboxQuotaError,
@@ -39,7 +38,7 @@ from verl_ext.errors import (
 )
 from verl_ext.sandbox.e2b_errors import map_error, status_of
 from verl_ext.sandbox.events import EventTransport, ExecutionEvents
-from verl_ext.sandbox.interface import Execution, OutputLimits
+from verl_ext.sandbox.interface import Execution, OutputLimits, deadline_error
 from verl_ext.sandbox.output import OutputCollector
 from verl_ext.settings import Settings
 
@@ -181,7 +180,7 @@ class E2BBackend:
         paginator = AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(labels)), **self._options)
         found: list[str] = []
         for _ in range(_MAX_PAGES):
-            for info in await self._control(paginator.next_items(), "list sandboxes"):
+            for info in await self.control(paginator.next_items(), "list sandboxes"):
                 if labels.items() <= (info.metadata or {}).items():
                     found.append(info.sandbox_id)
             if not paginator.has_next:
@@ -191,7 +190,7 @@ class E2BBackend:
     async def kill(self, sandbox_id: str) -> bool:
         """End a sandbox by id; False if it was gone already."""
         options = {**self._options, "request_timeout": self._control_timeout_s}
-        return await self._control(AsyncSandbox.kill(sandbox_id, **options), f"end sandbox {sandbox_id}")
+        return await self.control(AsyncSandbox.kill(sandbox_id, **options), f"end sandbox {sandbox_id}")
 
     async def aclose(self) -> None:
         """Wait for the sandboxes that failed creates may have left, and for calls given up."""
@@ -201,7 +200,8 @@ class E2BBackend:
         for task in list(self._background):
             task.cancel()
 
-    async def _control(self, call: Coroutine[Any, Any, Any], doing: str) -> Any:
+    async def control(self, call: Coroutine[Any, Any, Any], doing: str) -> Any:
+        """Result of a call of the control plane, within its deadline, with its errors as ours."""
         try:
             return await self.within(call, self._control_timeout_s)
         except TimeoutError:
@@ -291,7 +291,7 @@ class E2BSandbox:
             await self._backend.within(self._execute(code, events), timeout_s)
         except TimeoutError:
             if events.began:
-                raise SandboxCodeTimeoutError(f"the code ran longer than {timeout_s:g} s") from None
+                return self._execution(events, began_s, timeout_s)
             raise SandboxTimeoutError(
                 f"sandbox {self.sandbox_id} did not begin the code within {timeout_s:g} s: the service hangs"
             ) from None
@@ -301,17 +301,25 @@ class E2BSandbox:
         error = events.output.error
         if (not events.began and error is None) or (self._backend.says_end and not events.ended and error is None):
             raise await self._fault("ended the stream before the execution was over")
-        output = events.output
         logger.debug("sandbox %s ran %d characters of code: error %s", self.sandbox_id, len(code), error and error.name)
+        return self._execution(events, began_s)
+
+    def _execution(self, events: ExecutionEvents, began_s: float, timed_out_s: float | None = None) -> Execution:
+        output = events.output
         return Execution(
             stdout=output.stdout.text(),
             stderr=output.stderr.text(),
             results=output.results,
             png_count=output.png_count,
-            error=error,
+            error=output.error if timed_out_s is None else deadline_error(timed_out_s),
             dropped_bytes=output.dropped_bytes,
             elapsed_s=time.monotonic() - began_s,
+            timed_out=timed_out_s is not None,
         )
+
+    async def extend(self, *, ttl_s: int) -> None:
+        """Put off the sandbox's own end; see `Sandbox.extend`."""
+        await self._backend.control(self._sdk.set_timeout(ttl_s), f"extend sandbox {self.sandbox_id}")
 
     async def close(self) -> None:
         """End the sandbox; harmless when it is gone."""

@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_ext.errors import SandboxCodeTimeoutError, SandboxDiedError, SandboxQuotaError, SandboxTimeoutError
-from verl_ext.sandbox.interface import Execution, OutputLimits
+from verl_ext.errors import SandboxDiedError, SandboxQuotaError, SandboxTimeoutError
+from verl_ext.sandbox.interface import Execution, OutputLimits, deadline_error
 from verl_ext.sandbox.output import CappedText, OutputCollector
 
 
@@ -124,6 +124,7 @@ class FakeSandbox:
         self._sandbox_id = sandbox_id
         self.labels = labels
         self.ttl_s = ttl_s
+        self.extended = 0
         self._interpreter = _Interpreter(sandbox_id)
         self._runs = 0
 
@@ -157,6 +158,11 @@ class FakeSandbox:
     def _check_alive(self) -> None:
         if self._sandbox_id not in self._backend.alive:
             raise SandboxDiedError(f"sandbox {self._sandbox_id} is gone: its state is lost")
+
+    async def extend(self, *, ttl_s: int) -> None:
+        """Counted in `extended`, not enforced."""
+        self._check_alive()
+        self.extended += 1
 
     async def close(self) -> None:
         """End the sandbox; harmless when it is gone."""
@@ -224,6 +230,7 @@ class _Interpreter:
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
         started_s = time.monotonic()
+        timed_out = False
 
         def work() -> None:
             try:
@@ -239,7 +246,7 @@ class _Interpreter:
         try:
             await asyncio.wait_for(done.wait(), timeout_s)
         except TimeoutError:
-            raise SandboxCodeTimeoutError(f"code in sandbox {self._name} ran longer than {timeout_s:g} s") from None
+            timed_out = True
         finally:
             if thread.is_alive() and not done.is_set():
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(
@@ -249,7 +256,8 @@ class _Interpreter:
             stdout=output.stdout.text(),
             stderr=output.stderr.text(),
             results=output.results,
-            error=output.error,
+            error=deadline_error(timeout_s) if timed_out else output.error,
+            timed_out=timed_out,
             dropped_bytes=output.dropped_bytes,
             elapsed_s=time.monotonic() - started_s,
         )

@@ -33,6 +33,8 @@ class Execution:
         error: the exception that ended the code, or None.
         dropped_bytes: bytes of output beyond the cap, not kept.
         elapsed_s: seconds from our side, from sending the code to the last event.
+        timed_out: the code was seen running and had not ended at the deadline. `error` says so too, the
+            output is what came until then, and the sandbox must not be used again.
     """
 
     stdout: str = ""
@@ -42,6 +44,7 @@ class Execution:
     error: ExecutionError | None = None
     dropped_bytes: int = 0
     elapsed_s: float = 0.0
+    timed_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,21 @@ class Sandbox(Protocol):
             code: Python source; the value of a last expression is a result, as in a notebook.
             timeout_s: our deadline in seconds, enforced on our side whatever the server does.
 
+        Returns:
+            The execution. Code that runs past the deadline is data as well: see `Execution.timed_out`.
+
         Raises:
-            SandboxCodeTimeoutError: the deadline passed with the code seen running. Kill the sandbox;
-                never use it again.
-            SandboxTimeoutError: the deadline passed and the service never said that the code had begun:
-                the service is at fault, not the code. Kill the sandbox; never use it again.
+            SandboxTimeoutError: the deadline passed and nothing said that the code had begun: the service is
+                at fault, not the code. Kill the sandbox; never use it again.
+            SandboxDiedError: the sandbox is gone.
+            SandboxError: any other fault of the service.
+        """
+        ...
+
+    async def extend(self, *, ttl_s: int) -> None:
+        """Let the sandbox end by itself `ttl_s` seconds from now, not earlier.
+
+        Raises:
             SandboxDiedError: the sandbox is gone.
             SandboxError: any other fault of the service.
         """
@@ -90,7 +103,7 @@ class SandboxBackend(Protocol):
         Raises:
             SandboxAuthError, SandboxRequestError: retrying cannot help.
             SandboxQuotaError, SandboxUnavailableError, SandboxTimeoutError: it may work later. After the
-                last two a sandbox may exist all the same; `list_ids` by label finds it.
+                last two, and after a cancellation, the backend ends what the service may have made.
         """
         ...
 
@@ -105,3 +118,9 @@ class SandboxBackend(Protocol):
     async def aclose(self) -> None:
         """Close connections that the backend holds. Live sandboxes are not ended."""
         ...
+
+
+def deadline_error(timeout_s: float) -> ExecutionError:
+    """The error of an execution that `timed_out`."""
+    value = f"the code ran longer than {timeout_s:g} s and was stopped"
+    return ExecutionError(name="TimeoutError", value=value, traceback=f"TimeoutError: {value}")

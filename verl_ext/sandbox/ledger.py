@@ -76,13 +76,13 @@ class SandboxLedger:
 
 
 def read_left_ids(run_folder: Path) -> list[str]:
-    """Ids that some ledger in `run_folder` says were created and none says were killed, oldest first.
+    """Ids that some ledger in `run_folder` or a folder in it says were created and none says were killed, oldest first.
 
     A torn last line (the process died while writing) is skipped.
     """
     created: dict[str, None] = {}
     killed: set[str] = set()
-    for path in sorted(run_folder.glob("sandboxes-*.jsonl")):
+    for path in sorted([*run_folder.glob("sandboxes-*.jsonl"), *run_folder.glob("*/sandboxes-*.jsonl")]):
         for line in path.read_bytes().splitlines():
             try:
                 entry = json.loads(line)

@@ -6,10 +6,11 @@
 Who is to blame decides what the caller gets:
 
 - The *code* fails, or runs past the call deadline: data. `run` returns an `Execution` with an error; after a
-  deadline that error says how many seconds were allowed and that the state is lost, the sandbox is killed,
-  and the next run of the session gets a fresh one.
-- The *service* fails: `SandboxError`. The session is over, every later run raises again, and the caller
-  masks the trajectory. A create that may work later is retried within a wall budget; `run_code` never is
+  deadline that error says how many seconds were allowed and that the state is lost (`timed_out` is True),
+  the sandbox is killed, and the next run of the session gets a fresh one.
+- The *service* fails: `SandboxError`. The session is over, its sandbox is killed, every later run raises
+  again, and the caller masks the trajectory. A run that is cancelled ends the session as well, for nobody
+  knows what its sandbox does now. A create that may work later is retried within a wall budget; `run_code` never is
   (the backend repeats only requests that the service surely did not act on).
 
 A sandbox is made at the first run, so a trajectory that calls no tool costs none. It is never shared nor
@@ -20,31 +21,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import random
+import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
-from verl_ext.errors import (
-    SandboxCodeTimeoutError,
-    SandboxError,
-    SandboxQuotaError,
-    SandboxTimeoutError,
-    SandboxUnavailableError,
-)
-from verl_ext.sandbox.interface import Execution, ExecutionError, Sandbox, SandboxBackend
-from verl_ext.sandbox.ledger import ATTEMPT_LABEL, TRAJECTORY_LABEL, SandboxLedger
+from verl_ext.errors import SandboxError, SandboxUnavailableError
+from verl_ext.sandbox.interface import Execution, ExecutionError, Sandbox, SandboxBackend, deadline_error
+from verl_ext.sandbox.ledger import SandboxLedger
+from verl_ext.sandbox.lifecycle import SandboxLifecycle
 from verl_ext.sandbox.limiter import Limiter, LocalLimiter
 from verl_ext.sandbox.metrics import PoolMetrics
-
-logger = logging.getLogger(__name__)
-
-_RETRYABLE = (SandboxQuotaError, SandboxUnavailableError, SandboxTimeoutError)
-_BACKOFF_BASE_S = 0.5
-_BACKOFF_CAP_S = 15.0
-_KILL_TRIES = 3
 
 
 class SessionPool:
@@ -79,20 +67,24 @@ class SessionPool:
         ledger: SandboxLedger | None = None,
         limiter: Limiter | None = None,
     ) -> None:
-        self._backend = backend
-        self._ttl_s = ttl_s
         self._call_timeout_s = call_timeout_s
-        self._acquire_timeout_s = acquire_timeout_s
-        self._kill_timeout_s = kill_timeout_s
-        self._run_labels = dict(run_labels or {})
-        self._ledger = ledger
+        self.metrics = PoolMetrics()
         self._limiter = limiter or LocalLimiter(
             max_alive=max_alive, max_starting=max_starting or max_alive, create_rate_per_s=create_rate_per_s
+        )
+        self._lifecycle = SandboxLifecycle(
+            backend,
+            self._limiter,
+            self.metrics,
+            ttl_s=ttl_s,
+            acquire_timeout_s=acquire_timeout_s,
+            kill_timeout_s=kill_timeout_s,
+            run_labels=run_labels or {},
+            ledger=ledger,
         )
         self._sessions: set[SandboxSession] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
-        self.metrics = PoolMetrics()
 
     @contextlib.asynccontextmanager
     async def session(self, trajectory_id: str) -> AsyncIterator[SandboxSession]:
@@ -137,78 +129,6 @@ class SessionPool:
         task.add_done_callback(self._closing.discard)
         return task
 
-    async def _start(self, session: SandboxSession) -> None:
-        """Give the session a fresh sandbox, within the wall budget."""
-        began_s = time.monotonic()
-        deadline_s = began_s + self._acquire_timeout_s
-        cause: SandboxError | None = None
-        attempt = 0
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            attempt += 1
-            asked_s = time.monotonic()
-            try:
-                async with asyncio.timeout(left_s):
-                    await self._limiter.acquire_start(session._lease_id)
-                    self.metrics.wait_s.append(time.monotonic() - asked_s)
-                    # Held by the session at once: whatever is cancelled from here on, its end kills it.
-                    session._sandbox = await self._create_once(session.trajectory_id, attempt)
-                self.metrics.acquire_s.append(time.monotonic() - began_s)
-                return
-            except _RETRYABLE as error:
-                cause = error
-            except TimeoutError:
-                cause = cause or SandboxTimeoutError(
-                    "no place became free or no create was answered: raise max_alive or the acquire time-out"
-                )
-                break
-            finally:
-                await self._limiter.start_done(session._lease_id)
-            self.metrics.retries[type(cause).__name__] += 1
-            # Full jitter: the sessions that a full account turned away together must not come back together.
-            pause_s = random.uniform(0.0, min(_BACKOFF_CAP_S, _BACKOFF_BASE_S * 2.0 ** (attempt - 1)))
-            logger.info("create %d of %s failed, next in %.1f s: %s", attempt, session.trajectory_id, pause_s, cause)
-            await asyncio.sleep(max(0.0, min(pause_s, deadline_s - time.monotonic())))
-        assert cause is not None  # noqa: S101 - the budget is positive, so one try was made
-        raise type(cause)(f"no sandbox within {self._acquire_timeout_s:g} s, {attempt} tries: {cause}") from cause
-
-    async def _create_once(self, trajectory_id: str, attempt: int) -> Sandbox:
-        labels = {
-            **self._run_labels,
-            TRAJECTORY_LABEL: trajectory_id,
-            ATTEMPT_LABEL: f"{attempt}-{uuid.uuid4().hex[:12]}",
-        }
-        began_s = time.monotonic()
-        sandbox = await self._backend.create(labels=labels, ttl_s=self._ttl_s)
-        # No await from here to the ledger: a cancellation cannot fall in between.
-        self.metrics.create_s.append(time.monotonic() - began_s)
-        self.metrics.created += 1
-        if self._ledger:
-            self._ledger.created(sandbox.sandbox_id, labels)
-        logger.debug("created sandbox %s for %s", sandbox.sandbox_id, trajectory_id)
-        return sandbox
-
-    async def _kill(self, sandbox: Sandbox) -> None:
-        """End a sandbox, with a few tries; never raises a SandboxError."""
-        for left in reversed(range(_KILL_TRIES)):
-            try:
-                async with asyncio.timeout(self._kill_timeout_s):
-                    await self._backend.kill(sandbox.sandbox_id)
-            except (SandboxError, TimeoutError) as error:
-                if left:
-                    await asyncio.sleep(random.uniform(0.0, _BACKOFF_BASE_S))
-                    continue
-                self.metrics.kill_failed += 1
-                if self._ledger:
-                    self._ledger.kill_failed(sandbox.sandbox_id, str(error))
-                logger.warning(
-                    "sandbox %s could not be ended, left to its %d s: %s", sandbox.sandbox_id, self._ttl_s, error
-                )
-            else:
-                self.metrics.killed += 1
-                if self._ledger:
-                    self._ledger.killed(sandbox.sandbox_id)
-                return
-
 
 class SandboxSession:
     """The sandbox of one trajectory. Made by `SessionPool.session`; runs wait for each other.
@@ -228,6 +148,7 @@ class SandboxSession:
         self._lease_id = f"{trajectory_id}-{uuid.uuid4().hex[:12]}"
         self._sandbox: Sandbox | None = None
         self._failure: SandboxError | None = None
+        self._keep_alive: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._run_task: asyncio.Task[Execution] | None = None
 
@@ -263,32 +184,46 @@ class SandboxSession:
             try:
                 return await self._run_task
             except asyncio.CancelledError:
+                self._fail(SandboxUnavailableError("a run of it was cancelled: what its sandbox does is unknown"))
                 current = asyncio.current_task()
                 if current is not None and current.cancelling():
                     raise
                 raise SandboxUnavailableError("the sandbox pool was closed under a run: the run is void") from None
             except SandboxError as error:
-                self._failure = error
                 self._pool.metrics.failures[type(error).__name__] += 1
+                self._fail(error)
                 raise
+
+    def _fail(self, error: SandboxError) -> None:
+        # The sandbox goes now, in the background: its place is worth more to others than to this session.
+        self._failure = error
+        self._pool._begin_end(self)
 
     async def _run(self, code: str, timeout_s: float) -> Execution:
         if self._sandbox is None:
-            await self._pool._start(self)
-        assert self._sandbox is not None  # noqa: S101 - _start gives one or raises
+            await self._pool._lifecycle.start(self._lease_id, self.trajectory_id, self._hold)
+        assert self._sandbox is not None  # noqa: S101 - start gives one or raises
         began_s = time.monotonic()
-        try:
-            execution = await self._sandbox.run_code(code, timeout_s=timeout_s)
-        except SandboxCodeTimeoutError:
-            elapsed_s = time.monotonic() - began_s
-            self._pool.metrics.timeouts += 1
-            self.restarts += 1
-            # The lease is kept: the trajectory has waited for its place and goes on in it.
-            sandbox, self._sandbox = self._sandbox, None
-            await asyncio.shield(self._pool._keep(self._pool._kill(sandbox)))
-            return Execution(error=_deadline_error(timeout_s), elapsed_s=elapsed_s)
-        self._pool.metrics.execute_s.append(time.monotonic() - began_s)
-        return execution
+        execution = await self._sandbox.run_code(code, timeout_s=timeout_s)
+        if not execution.timed_out:
+            self._pool.metrics.execute_s.append(time.monotonic() - began_s)
+            return execution
+        self._pool.metrics.timeouts += 1
+        self.restarts += 1
+        # The lease is kept: the trajectory has waited for its place and goes on in it.
+        await asyncio.shield(self._pool._keep(self._pool._lifecycle.end(self._let_go())))
+        return dataclasses.replace(execution, error=_deadline_error(timeout_s))
+
+    def _hold(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._keep_alive = asyncio.create_task(self._pool._lifecycle.keep_alive(sandbox))
+
+    def _let_go(self) -> Sandbox:
+        assert self._sandbox is not None  # noqa: S101 - callers looked
+        sandbox, self._sandbox = self._sandbox, None
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        return sandbox
 
     async def _end(self) -> None:
         try:
@@ -296,15 +231,13 @@ class SandboxSession:
                 self._run_task.cancel()
                 await asyncio.wait([self._run_task])
             if self._sandbox is not None:
-                sandbox, self._sandbox = self._sandbox, None
-                await self._pool._kill(sandbox)
+                await self._pool._lifecycle.end(self._let_go())
         finally:
             await self._pool._limiter.release(self._lease_id)
 
 
 def _deadline_error(timeout_s: float) -> ExecutionError:
     value = (
-        f"the code ran longer than {timeout_s:g} s and was stopped; "
-        "the interpreter was restarted: all variables, imports and files are lost"
+        f"{deadline_error(timeout_s).value}; the interpreter was restarted: all variables, imports and files are lost"
     )
     return ExecutionError(name="TimeoutError", value=value, traceback=f"TimeoutError: {value}")
