@@ -88,6 +88,8 @@ def read_left_ids(run_folder: Path) -> list[str]:
                 entry = json.loads(line)
             except ValueError:
                 continue
+            if not isinstance(entry, dict):
+                continue
             if entry.get("event") == "created":
                 created[entry["sandbox_id"]] = None
             elif entry.get("event") == "killed":
