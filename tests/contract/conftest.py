@@ -1,0 +1,77 @@
+"""One backend for each service that is to behave alike.
+
+Run against `fake` always, against the local `server` when it can start (marker `server`), and against the
+service of E2B_API_KEY (AGS, E2B) when a key is set. Without a key the last is skipped, unless
+VERL_EXT_REQUIRE_E2B=1, which CI sets so that a lost secret is a failure and not a silent gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from verl_ext.sandbox.e2b import LOCAL_KEY, E2BBackend
+from verl_ext.sandbox.fake import FakeBackend
+from verl_ext.sandbox.interface import SandboxBackend
+from verl_ext.sandbox.ledger import RUN_LABEL, sweep
+from verl_ext.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+READY_WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """Address of a local server that ends with the test session."""
+    command = [sys.executable, "-m", "verl_ext.sandbox.server", "--host", "127.0.0.1", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--isolation", "auto"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            assert line, f"the server ended with {process.poll()} before it was ready"
+            yield json.loads(line)["url"]
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@pytest.fixture(params=["fake", pytest.param("local", marks=pytest.mark.server), "e2b"])
+async def backend(request: pytest.FixtureRequest) -> AsyncIterator[SandboxBackend]:
+    """The service under test. At the end nothing with this test's label lives."""
+    match request.param:
+        case "fake":
+            made: SandboxBackend = FakeBackend()
+        case "local":
+            # Started in a thread: the fixture waits for the server's first line.
+            url = await asyncio.to_thread(request.getfixturevalue, "server_url")
+            made = E2BBackend(api_key=LOCAL_KEY, api_url=url, sandbox_url=url)
+        case _:
+            settings = Settings.load()
+            if settings.e2b_api_key is None:
+                if settings.require_e2b:
+                    pytest.fail("VERL_EXT_REQUIRE_E2B=1 but E2B_API_KEY is not set")
+                pytest.skip("no E2B_API_KEY: the live service is not tried")
+            made = E2BBackend.from_settings(settings)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def labels(backend: SandboxBackend) -> AsyncIterator[dict[str, str]]:
+    """Labels of this test alone; whatever carries them at the end is ended."""
+    mine = {RUN_LABEL: f"contract-{uuid.uuid4().hex}"}
+    yield mine
+    await sweep(backend, mine)
