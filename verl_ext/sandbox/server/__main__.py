@@ -22,6 +22,7 @@ import uvicorn
 from verl_ext.errors import ConfigurationError
 
 from .app import build_app
+from .confine import pidfd_open
 from .limits import Limits
 from .options import Options
 from .registry import Registry
@@ -146,12 +147,18 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _watch_parent(pid: int, stop: asyncio.Event) -> None:
+    """Stop when process `pid` has ended; asked once a second.
+
+    Not os.pidfd_open: portable builds of Python, uv's among them, are made against a C library without it.
+    """
     try:
-        pidfd = os.pidfd_open(pid)
+        os.kill(pid, 0)
     except ProcessLookupError:
         stop.set()
-        return
-    asyncio.get_running_loop().add_reader(pidfd, stop.set)
+    except PermissionError:
+        pass
+    if not stop.is_set():
+        asyncio.get_running_loop().call_later(1.0, _watch_parent, pid, stop)
 
 
 def _say_isolation(registry: Registry) -> None:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from . import confine
-from .landlock import ETC_PATHS, SYSTEM_PATHS, python_paths
+from .paths import ETC_PATHS, SYSTEM_PATHS, python_paths
 from .limits import MIB, Limits
 
-_NAMESPACES = os.CLONE_NEWNS | os.CLONE_NEWUTS | os.CLONE_NEWIPC | os.CLONE_NEWUSER | os.CLONE_NEWPID | os.CLONE_NEWNET
 _PLACEHOLDER = ("/bin/sh", "-c", "echo ready; exec cat >/dev/null")
 
 
@@ -34,12 +33,13 @@ class Wrap:
     ready_fd: int
     info_fd: int
     life_fd: int
+    errors_fd: int
     process: subprocess.Popen[bytes]
     inner_pid: int = 0
 
     def close(self) -> None:
         """Close the descriptors that are still open here."""
-        for name in ("ready_fd", "info_fd", "life_fd"):
+        for name in ("ready_fd", "info_fd", "life_fd", "errors_fd"):
             fd = getattr(self, name)
             if fd >= 0:
                 os.close(fd)
@@ -47,11 +47,8 @@ class Wrap:
         self.process.returncode = 0
 
 
-def arguments(limits: Limits, fds: list[int]) -> list[str]:
-    """The options of bubblewrap; Python's folders are opened here and handed over by descriptor.
-
-    A folder below a home that others cannot enter can be shown so, and only it.
-    """
+def arguments(limits: Limits) -> list[str]:
+    """The options of bubblewrap."""
     size = str(limits.file_mib * MIB)
     args = ["--unshare-user", "--unshare-net", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
     args += ["--cap-drop", "ALL", "--die-with-parent", "--hostname", "sandbox", "--clearenv"]
@@ -64,8 +61,7 @@ def arguments(limits: Limits, fds: list[int]) -> list[str]:
     for path in ETC_PATHS:
         args += ["--ro-bind-try", path, path]
     for path in python_paths():
-        fds.append(os.open(path, os.O_PATH | os.O_DIRECTORY))
-        args += ["--ro-bind", f"/proc/self/fd/{fds[-1]}", str(path)]
+        args += ["--ro-bind", str(path), str(path)]
     args += ["--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/home/user", "/run", "/var/tmp"):  # noqa: S108 - inside the sandbox
         args += ["--perms", "0755" if folder != "/tmp" else "1777", "--size", size, "--tmpfs", folder]  # noqa: S108
@@ -78,29 +74,29 @@ def start(limits: Limits, uid: int | None) -> Wrap:
     Raises:
         OSError: the program could not be started.
     """
-    fds: list[int] = []
     ready_r, ready_w = os.pipe()
     info_r, info_w = os.pipe()
     life_r, life_w = os.pipe()
+    errors_r, errors_w = os.pipe()
     try:
-        args = ["bwrap", *arguments(limits, fds), "--info-fd", str(info_w), "--", *_PLACEHOLDER]
+        args = ["bwrap", *arguments(limits), "--info-fd", str(info_w), "--", *_PLACEHOLDER]
         user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         process = subprocess.Popen(
             args,
             stdin=life_r,
             stdout=ready_w,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(info_w, *fds),
+            stderr=errors_w,
+            pass_fds=(info_w,),
             **user,
         )
     except OSError:
-        for fd in (ready_r, info_r, life_w):
+        for fd in (ready_r, info_r, life_w, errors_r):
             os.close(fd)
         raise
     finally:
-        for fd in (*fds, ready_w, info_w, life_r):
+        for fd in (ready_w, info_w, life_r, errors_w):
             os.close(fd)
-    return Wrap(process.pid, ready_r, info_r, life_w, process)
+    return Wrap(process.pid, ready_r, info_r, life_w, errors_r, process)
 
 
 def fork_into(wrap: Wrap, uid: int | None, become: Callable[[], Any]) -> int:
@@ -113,7 +109,8 @@ def fork_into(wrap: Wrap, uid: int | None, become: Callable[[], Any]) -> int:
         OSError: bubblewrap failed, or the namespaces could not be entered.
     """
     if not os.read(wrap.ready_fd, 16):
-        raise OSError("bubblewrap ended before the sandbox stood")
+        reason = os.read(wrap.errors_fd, 4096).decode(errors="replace").strip()
+        raise OSError(f"bubblewrap ended before the sandbox stood ({reason})")
     wrap.inner_pid = int(json.loads(os.read(wrap.info_fd, 4096))["child-pid"])
     result_r, result_w = os.pipe()
     joiner = os.fork()
@@ -121,8 +118,7 @@ def fork_into(wrap: Wrap, uid: int | None, become: Callable[[], Any]) -> int:
         try:
             if uid is not None:
                 confine.become_user(uid)
-            pidfd = os.pidfd_open(wrap.inner_pid)
-            os.setns(pidfd, _NAMESPACES)
+            confine.enter_namespaces(wrap.inner_pid)
             pid = os.fork()
             if not pid:
                 become()
@@ -142,14 +138,10 @@ def fork_into(wrap: Wrap, uid: int | None, become: Callable[[], Any]) -> int:
     return int(answer)
 
 
-def probe(settings: dict[str, Any]) -> str | None:
+def probe(limits: Limits, uid: int | None) -> str | None:
     """Make one sandbox and look around in it; None if all is as promised, otherwise why not and the cure."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed: install the package bubblewrap"
-    limits = Limits(**settings["limits"])
-    uid = None
-    if os.getuid() == 0 and settings["drop_root"]:
-        uid = 61_000
     try:
         wrap = start(limits, uid)
     except OSError as exc:

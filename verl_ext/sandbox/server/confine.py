@@ -10,6 +10,8 @@ from pathlib import Path
 from . import landlock, seccomp
 from .tiers import Tier
 
+_PIDFD_OPEN = 434
+_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000  # mnt uts ipc user pid net
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
 _PR_CAPBSET_DROP = 24
@@ -30,6 +32,31 @@ def become_subreaper() -> None:
 def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the parent dies."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor for a process; `os.pidfd_open` is missing from Pythons built on old systems.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: the kernel is older than 5.3.
+    """
+    fd = _libc.syscall(_PIDFD_OPEN, pid, 0)
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return fd
+
+
+def enter_namespaces(pid: int) -> None:
+    """Enter all namespaces that bubblewrap made around the process `pid`; the next fork is in its pid namespace.
+
+    Raises:
+        OSError: the kernel refused, or is older than 5.8.
+    """
+    pidfd = pidfd_open(pid)
+    if _libc.setns(pidfd, _NAMESPACES) != 0:
+        raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
+    os.close(pidfd)
 
 
 def become_user(uid: int) -> None:

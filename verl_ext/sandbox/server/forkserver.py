@@ -16,6 +16,7 @@ from typing import Any
 
 from verl_ext.errors import ConfigurationError
 
+from .folders import PREFIX, remove_tree
 from .options import Options
 from .tiers import Tier
 from .wire import packet_pair, receive_message, send_message
@@ -43,7 +44,7 @@ class ForkServer:
         self.passed_over: list[str] = []
         self.loaded = asyncio.Event()
         self.is_alive = False
-        self.folder = Path(tempfile.mkdtemp(prefix="verl-sbx-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._on_gone = on_gone
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -63,7 +64,7 @@ class ForkServer:
             "isolation": self.options.isolation,
             "folder": str(self.folder / "sandboxes"),
             "limits": self.options.limits.as_dict(),
-            "drop_root": self.options.drop_root and can_others_read_python(self.options.isolation),
+            "drop_root": self.options.drop_root,
             "env": env,
             "preload": PRELOAD,
             "code_folder": package_root,
@@ -134,7 +135,7 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        _remove_tree(self.folder)
+        remove_tree(self.folder)
 
 
 def sandbox_env() -> dict[str, str]:
@@ -145,17 +146,3 @@ def sandbox_env() -> dict[str, str]:
 
 
 _INLINE = "module://matplotlib_inline.backend_inline"
-
-
-def can_others_read_python(isolation: str) -> bool:
-    """Whether a user without rights could load Python's files; bubblewrap shows them to it in any case."""
-    if isolation == Tier.BUBBLEWRAP:
-        return True
-    folders = [Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve()]
-    return all(parent.stat().st_mode & 0o005 == 0o005 for folder in folders for parent in (folder, *folder.parents))
-
-
-def _remove_tree(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

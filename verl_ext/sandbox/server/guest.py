@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import bubblewrap, confine, limits
+from .folders import remove_tree
 from .processes import Usage, descendants, measure
 from .tiers import Tier
 from .wire import send_message
 
 _FIRST_UID = 61_000
 _UID_COUNT = 4_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where sandboxes live.
+
+    Attributes:
+        tier: their isolation.
+        has_own_users: each gets a user of its own; needs root.
+    """
+
+    tier: Tier
+    has_own_users: bool = False
+
+    def user_id(self, number: int) -> int | None:
+        """The user of the sandbox with this number, None for the server's own."""
+        return _FIRST_UID + number % _UID_COUNT if self.has_own_users else None
 
 
 @dataclass(frozen=True)
@@ -29,7 +47,6 @@ class GuestSpec:
     number: int
     folder: Path
     limits: limits.Limits
-    uid: int | None
     env: dict[str, str]
     is_debugged: bool = False
 
@@ -37,11 +54,8 @@ class GuestSpec:
     def from_message(cls, message: dict[str, Any], settings: dict[str, Any]) -> GuestSpec:
         """Read a spawn request."""
         folder = Path(settings["folder"], f"s{message['number']}")
-        uid = None
-        if os.getuid() == 0 and settings["drop_root"]:
-            uid = _FIRST_UID + message["number"] % _UID_COUNT
         bounds = limits.Limits(**settings["limits"])
-        return cls(message["id"], message["number"], folder, bounds, uid, settings["env"], settings["is_debugged"])
+        return cls(message["id"], message["number"], folder, bounds, settings["env"], settings["is_debugged"])
 
     def excess(self, used: Sequence[Usage], *, shared_kib: int) -> str | None:
         """Why the sandbox must end, or None: too many processes, or too much memory beyond what forks share."""
@@ -56,9 +70,11 @@ class GuestSpec:
 class Guest:
     """The processes of one sandbox."""
 
-    def __init__(self, spec: GuestSpec, tier: Tier, channel_fd: int) -> None:
+    def __init__(self, spec: GuestSpec, place: Place, channel_fd: int) -> None:
         self.spec = spec
-        self.tier = tier
+        self.place = place
+        self.tier = place.tier
+        self.uid = place.user_id(spec.number)
         self.channel_fd = channel_fd
         self.pids: set[int] = set()
         self.is_ending = False
@@ -70,15 +86,15 @@ class Guest:
     def open(self) -> bool:
         """Begin; True if `ready_fd` must become readable before `enter`."""
         if self.tier is Tier.BUBBLEWRAP:
-            self._wrap = bubblewrap.start(self.spec.limits, self.spec.uid)
+            self._wrap = bubblewrap.start(self.spec.limits, self.uid)
             self.ready_fd = self._wrap.ready_fd
             self.pids.add(self._wrap.pid)
             return True
         for name in ("home", "tmp"):
             folder = self.spec.folder / name
             folder.mkdir(parents=True)
-            if self.spec.uid is not None:
-                os.chown(folder, self.spec.uid, self.spec.uid)
+            if self.uid is not None:
+                os.chown(folder, self.uid, self.uid)
             folder.chmod(0o700)
         return False
 
@@ -89,7 +105,7 @@ class Guest:
             OSError: the namespaces could not be made or entered.
         """
         if self._wrap is not None:
-            self._agent_pid = bubblewrap.fork_into(self._wrap, self.spec.uid, lambda: self._become_agent(shell))
+            self._agent_pid = bubblewrap.fork_into(self._wrap, self.uid, lambda: self._become_agent(shell))
         else:
             self._agent_pid = os.fork()
             if not self._agent_pid:
@@ -99,7 +115,7 @@ class Guest:
         self.channel_fd = -1
 
     def _become_agent(self, shell: Any) -> None:
-        from . import agent  # loads IPython, which the probe need not wait for
+        from . import agent  # loads IPython, which the probe need not wait for; the fork server has loaded it
 
         try:
             signal.set_wakeup_fd(-1)
@@ -116,6 +132,8 @@ class Guest:
                 send_message(channel, {"event": "failed", "message": f"isolation {self.tier} failed: {exc}"})
                 os._exit(1)
             agent.Agent(channel, shell, home, keep).serve_forever()
+        except BaseException:  # noqa: BLE001 - a child must never return into its parent's loop
+            traceback.print_exc()
         finally:
             os._exit(1)
 
@@ -126,14 +144,14 @@ class Guest:
         else:
             confine.die_with_parent()
             home, tmp = str(self.spec.folder / "home"), str(self.spec.folder / "tmp")
-            if self.spec.uid is not None:
-                confine.become_user(self.spec.uid)
+            if self.uid is not None:
+                confine.become_user(self.uid)
         confine.become_subreaper()
         os.environ.clear()
         os.environ.update(self.spec.env | {"HOME": home, "TMPDIR": tmp, "PWD": home, "MPLCONFIGDIR": tmp})
         os.chdir(home)
         if self.tier is not Tier.NONE:
-            own_user = self.spec.uid is not None or (self._wrap is not None and os.getuid() != 0)
+            own_user = self.uid is not None or (self._wrap is not None and os.getuid() != 0)
             limits.apply(self.spec.limits, count_processes=own_user)
         confine.apply(self.tier, self.spec.folder)
         return home
@@ -179,4 +197,4 @@ class Guest:
             os.close(self.channel_fd)
         if self._wrap is not None:
             self._wrap.close()
-        shutil.rmtree(self.spec.folder, ignore_errors=True)
+        remove_tree(self.spec.folder)

@@ -67,6 +67,9 @@ class KernelShell(InteractiveShell):
     displayhook_class = Type(_ResultHook)
     display_pub_class = Type(_EventPublisher)
 
+    # The default runs `!command` on a terminal, of which a sandbox has none.
+    system = InteractiveShell.system_raw
+
     def enable_gui(self, gui: Any = None) -> None:
         """No event loop of a window system exists here; `%matplotlib inline` asks for none."""
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 from pathlib import Path
+
+from .paths import ETC_PATHS, SYSTEM_PATHS, python_paths
 
 ABI_WITH_SCOPES = 6
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
@@ -25,20 +26,6 @@ _SCOPE_ABSTRACT_UNIX_AND_SIGNAL = 3
 _READ = _READ_FILE | _READ_DIR
 _FILE_ACCESS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-SYSTEM_PATHS = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
-ETC_PATHS = (
-    "/etc/alternatives",
-    "/etc/fonts",
-    "/etc/group",
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/mime.types",
-    "/etc/nsswitch.conf",
-    "/etc/passwd",
-    "/etc/profile",
-    "/etc/ssl/certs",
-    "/etc/timezone",
-)
 _PROC_PATHS = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/uptime", "/proc/loadavg", "/proc/filesystems")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
@@ -48,21 +35,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def abi() -> int:
     """The version of Landlock that the kernel speaks, 0 if none."""
     return max(0, _libc.syscall(_CREATE, None, 0, _VERSION_FLAG))
-
-
-def python_paths() -> list[Path]:
-    """Folders of the Python installation and of the environment's packages.
-
-    A folder that is on the path only because the project is developed in it is left out: it has no business in a
-    sandbox, and its neighbour may be a file of secrets.
-    """
-    paths = [Path(sys.base_prefix), Path(sys.prefix)]
-    paths += [Path(entry) for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))]
-    kept: list[Path] = []
-    for path in sorted({path.resolve() for path in paths if path.is_dir()}):
-        if not any(path.is_relative_to(other) for other in (*kept, *map(Path, SYSTEM_PATHS))):
-            kept.append(path)
-    return kept
 
 
 def restrict(folder: Path) -> None:

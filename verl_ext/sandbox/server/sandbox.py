@@ -195,7 +195,7 @@ class Sandbox:
         waiting = [*self._requests.values(), self._ready, *self.exit_codes.values()]
         for future in waiting:
             if not future.done():
-                future.set_exception(SandboxGoneError(self.id))
+                future.set_exception(SandboxGoneError(f"{self.id}: {self.gone_reason}"))
                 future.exception()
         for context in self.contexts.values():
             context.drop_stream()

@@ -17,7 +17,6 @@ import importlib
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -26,7 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from . import bubblewrap, confine
-from .guest import Guest, GuestSpec
+from .folders import remove_tree
+from .guest import Guest, GuestSpec, Place
+from .limits import Limits
+from .paths import can_others_read, python_paths
 from .processes import Usage, descendants, kill_children_except, measure
 from .tiers import AUTO_ORDER, Tier
 from .wire import close_fds, receive_message, send_message
@@ -43,27 +45,30 @@ class Zygote:
         self.guests: dict[str, Guest] = {}
         self.preload = list(settings["preload"])
         self.shell: Any = None
-        self.tier = Tier.NONE
+        self.place = Place(Tier.NONE)
         self._measured_at = 0.0
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
         """Probe, load, serve, and clean up in the end."""
         try:
-            self.tier, reasons = choose_tier(self.settings)
+            self.place, reasons = choose_place(self.settings)
         except RuntimeError as exc:
             send_message(self.control, {"event": "failed", "message": str(exc)})
             return
-        send_message(self.control, {"event": "probed", "tier": self.tier, "reasons": reasons})
+        send_message(self.control, {"event": "probed", "tier": self.place.tier, "reasons": reasons})
         try:
             self._serve()
+        except BrokenPipeError:
+            return  # the server is gone
         finally:
             for guest in self.guests.values():
                 guest.kill()
             kill_children_except(set())
-            shutil.rmtree(self.settings["folder"], ignore_errors=True)
+            remove_tree(Path(self.settings["folder"]).parent)
 
     def _serve(self) -> None:
+        from . import agent  # noqa: F401 - loaded before any fork: a sandbox does not see this code
         from .kernel import build_shell
 
         self.shell = build_shell()
@@ -106,7 +111,7 @@ class Zygote:
         guest = self.guests.get(message["id"])
         if message["op"] == "spawn":
             spec = GuestSpec.from_message(message, self.settings)
-            guest = Guest(spec, self.tier, fds[0])
+            guest = Guest(spec, self.place, fds[0])
             self.guests[spec.sandbox_id] = guest
             try:
                 if guest.open():
@@ -158,7 +163,7 @@ class Zygote:
 
     def _measure(self) -> None:
         now = time.monotonic()
-        if now - self._measured_at < _MEASURE_EVERY_S or not self.guests or self.tier is Tier.NONE:
+        if now - self._measured_at < _MEASURE_EVERY_S or not self.guests or self.place.tier is Tier.NONE:
             return
         self._measured_at = now
         table = measure()
@@ -170,23 +175,33 @@ class Zygote:
                 self._lost(guest, excess)
 
 
-def choose_tier(settings: dict[str, Any]) -> tuple[Tier, list[str]]:
-    """The tier to use and why stronger ones were passed over.
+def choose_place(settings: dict[str, Any]) -> tuple[Place, list[str]]:
+    """The strongest tier that works and was allowed, and why stronger ones were passed over.
 
     Raises:
         RuntimeError: what was asked for does not work here; the message holds the cure.
     """
     wanted = settings["isolation"]
     if wanted == Tier.NONE:
-        return Tier.NONE, []
+        return Place(Tier.NONE), []
     order = {"auto": AUTO_ORDER, "required": AUTO_ORDER[:1]}.get(wanted) or (Tier(wanted),)
     reasons: list[str] = []
     for tier in order:
-        reason = confine.probe(tier) if tier is not Tier.BUBBLEWRAP else bubblewrap.probe(settings)
+        place, reason = try_tier(tier, settings)
         if reason is None:
-            return tier, reasons
+            return place, reasons
         reasons.append(f"{tier}: {reason}")
-    raise RuntimeError(f"isolation '{wanted}' does not work here. " + "; ".join(reasons))
+    hint = "" if wanted == "auto" else "; or use --isolation auto, which takes the strongest that works"
+    raise RuntimeError(f"isolation '{wanted}' does not work here. " + "; ".join(reasons) + hint)
+
+
+def try_tier(tier: Tier, settings: dict[str, Any]) -> tuple[Place, str | None]:
+    """How sandboxes would be placed in `tier`, and why that does not work, or None."""
+    can_have_users = os.getuid() == 0 and settings["drop_root"]
+    place = Place(tier, has_own_users=can_have_users and all(map(can_others_read, python_paths())))
+    if tier is Tier.BUBBLEWRAP:
+        return place, bubblewrap.probe(Limits(**settings["limits"]), place.user_id(0))
+    return place, confine.probe(tier)
 
 
 def main(control_fd: int, settings_json: str) -> None:
@@ -200,6 +215,6 @@ def main(control_fd: int, settings_json: str) -> None:
     # Not imported by pandas, it starts threads, and a process with threads cannot be forked safely.
     sys.modules["pyarrow"] = None  # type: ignore[assignment]
     sys.path[:] = [entry for entry in sys.path if entry != settings["code_folder"]]
-    Path(settings["folder"]).mkdir(exist_ok=True)
+    Path(settings["folder"]).mkdir(mode=0o711, exist_ok=True)
     Zygote(control, settings).run()
     os._exit(0)
