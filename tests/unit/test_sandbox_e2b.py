@@ -10,6 +10,7 @@ import json
 import logging
 import pickle
 import time
+import traceback
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -190,7 +191,7 @@ async def stub() -> AsyncIterator[Stub]:
 async def backend(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[E2BBackend]:
     monkeypatch.setattr(under_test, "_REAP_AFTER_S", (0.05, 0.1))
     backend = E2BBackend(
-        api_key=KEY, api_url=stub.url, sandbox_url=stub.url, create_timeout_s=0.5, control_timeout_s=2.0
+        api_key=KEY, api_url=stub.url, sandbox_url=stub.url, create_timeout_s=0.3, control_timeout_s=2.0
     )
     yield backend
     await backend.aclose()
@@ -257,6 +258,7 @@ async def test_the_key_is_never_in_an_error(backend: E2BBackend, stub: Stub, cap
         await backend.create(labels={}, ttl_s=60)
     assert KEY not in repr(caught.value)
     assert KEY.encode() not in pickle.dumps(caught.value)
+    assert KEY not in "".join(traceback.format_exception(caught.value))
     assert KEY not in caplog.text
 
 
@@ -264,10 +266,10 @@ async def test_a_create_that_comes_late_is_ended(backend: E2BBackend, stub: Stub
     async def create(call: Call) -> Answer:
         return stub.do_create(call)
 
-    stub.create = [late(0.8, create)]
+    stub.create = [late(0.45, create)]
     with pytest.raises(SandboxTimeoutError):
         await backend.create(labels={}, ttl_s=60)
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     await backend.aclose()
     assert not stub.alive
     assert any(call.method == "DELETE" for call in stub.calls)

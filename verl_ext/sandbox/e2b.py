@@ -1,7 +1,7 @@
 """Sandboxes of any service that speaks the E2B protocol: AGS, E2B, or the local server. Imports the SDK, alone.
 
-Every deadline is ours: the SDK's own never reach the server, add up over phases and reset on keep-alives
-(shared facts: e2b 2.50.0 makes a whole-request deadline of the sum of its read and write time-outs).
+Every deadline is ours: the SDK's own never reach the server, and e2b 2.50.0 makes one whole-request deadline
+of the sum of the read and write time-outs, twice what one asked for (pyqwest.httpx, convert_timeout).
 
 Not covered: files, commands, other languages than Python, pausing. A sandbox may reach the internet where
 the service's template lets it.
@@ -36,7 +36,8 @@ from verl_ext.errors import (
     SandboxTimeoutError,
     SandboxUnavailableError,
 )
-from verl_ext.sandbox.e2b_errors import map_error, status_of
+from verl_ext.sandbox.bounded import BoundedCalls
+from verl_ext.sandbox.e2b_errors import map_error, status_of, was_surely_not_acted_on
 from verl_ext.sandbox.events import EventTransport, ExecutionEvents
 from verl_ext.sandbox.interface import Execution, OutputLimits, deadline_error
 from verl_ext.sandbox.output import OutputCollector
@@ -66,7 +67,7 @@ class _SdkSandbox(AsyncSandbox):
 
 
 class E2BBackend:
-    """A `SandboxBackend` over the E2B SDK. Cheap to build; belongs to no event loop.
+    """A `SandboxBackend` over the E2B SDK. Cheap to build; calls may come from any event loop.
 
     Args:
         api_key: key of the service; its form is the service's business (`e2b_...`, `ark_...`).
@@ -105,7 +106,7 @@ class E2BBackend:
         self.limits = limits or OutputLimits()
         self._create_timeout_s = create_timeout_s
         self._control_timeout_s = control_timeout_s
-        self._background: set[asyncio.Task[Any]] = set()
+        self.calls = BoundedCalls()
         self._closing = asyncio.Event()
         # Learned from the first execution: whether this service says when an execution is over.
         self.says_end = False
@@ -152,14 +153,14 @@ class E2BBackend:
             request_timeout=self._create_timeout_s,
             **self._options,
         )
-        task = asyncio.create_task(call)
+        task = self.calls.start(call)
         try:
             await asyncio.wait({task}, timeout=self._create_timeout_s)
         except asyncio.CancelledError:
-            self._keep(self._reap(marker, task))
+            self.calls.start(self._reap(marker, task))
             raise
         if not task.done():
-            self._keep(self._reap(marker, task))
+            self.calls.start(self._reap(marker, task))
             raise SandboxTimeoutError(
                 f"no answer to create within {self._create_timeout_s:g} s (template {self.template}): "
                 "the service is slow or unreachable; a sandbox that comes late is ended"
@@ -169,7 +170,7 @@ class E2BBackend:
         except Exception as error:  # the SDK's boundary: whatever it raises becomes one of ours
             ours = self._mapped(error, f"create a sandbox from template {self.template}")
             if not isinstance(ours, _REFUSED) and not isinstance(error, httpx.ConnectError):
-                self._keep(self._reap(marker, None))
+                self.calls.start(self._reap(marker, None))
             raise ours from error
 
     async def list_ids(self, *, labels: Mapping[str, str]) -> list[str]:
@@ -195,15 +196,12 @@ class E2BBackend:
     async def aclose(self) -> None:
         """Wait for the sandboxes that failed creates may have left, and for calls given up."""
         self._closing.set()
-        if self._background:
-            await asyncio.wait(list(self._background), timeout=self._control_timeout_s)
-        for task in list(self._background):
-            task.cancel()
+        await self.calls.settle(self._control_timeout_s)
 
     async def control(self, call: Coroutine[Any, Any, Any], doing: str) -> Any:
         """Result of a call of the control plane, within its deadline, with its errors as ours."""
         try:
-            return await self.within(call, self._control_timeout_s)
+            return await self.calls.within(call, self._control_timeout_s)
         except TimeoutError:
             raise SandboxTimeoutError(
                 f"could not {doing} within {self._control_timeout_s:g} s: the service is slow or unreachable"
@@ -211,32 +209,11 @@ class E2BBackend:
         except Exception as error:  # the SDK's boundary: whatever it raises becomes one of ours
             raise self._mapped(error, doing) from error
 
-    async def within(self, call: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
-        """Result of `call`, or TimeoutError after `timeout_s` even if it does not take its cancellation."""
-        task = asyncio.create_task(call)
-        try:
-            await asyncio.wait({task}, timeout=timeout_s)
-        finally:
-            if not task.done():
-                task.cancel()
-                self._background.add(task)
-                task.add_done_callback(self._forget)
-        if not task.done():
-            raise TimeoutError
-        return task.result()
-
     def _mapped(self, error: Exception, doing: str) -> SandboxError:
-        return map_error(error, doing=doing, hide=self._key if self._key != LOCAL_KEY else None)
-
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._forget)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.debug("a call that was given up ended with %s: %s", type(error).__name__, error)
+        key = self._key if self._key != LOCAL_KEY else None
+        if key and key in str(error):  # it will be the cause of ours, and a traceback prints causes
+            error.args = (str(error).replace(key, "***"),)
+        return map_error(error, doing=doing, hide=key)
 
     async def _reap(self, marker: str, create: asyncio.Task[AsyncSandbox] | None) -> None:
         """End what a failed create may have left; faults are logged, the time to live is the last resort."""
@@ -288,7 +265,7 @@ class E2BSandbox:
         began_s = time.monotonic()
         events = ExecutionEvents(OutputCollector(self._backend.limits))
         try:
-            await self._backend.within(self._execute(code, events), timeout_s)
+            await self._backend.calls.within(self._execute(code, events), timeout_s)
         except TimeoutError:
             if events.began:
                 return self._execution(events, began_s, timeout_s)
@@ -332,8 +309,10 @@ class E2BSandbox:
                 # timeout=0 switches the SDK's deadline off.
                 await self._sdk.run_code(_sendable(code), timeout=0)
             except Exception as error:  # the SDK's boundary: whatever it raises becomes one of ours
-                if left and not events.began and _not_acted_on(error):
-                    logger.info("sandbox %s did not take the code, trying again: %s", self.sandbox_id, error)
+                if left and not events.began and was_surely_not_acted_on(error):
+                    logger.info(
+                        "sandbox %s did not take the code, trying again: %s", self.sandbox_id, type(error).__name__
+                    )
                     await asyncio.sleep(random.uniform(0.05, 0.5))
                     continue
                 raise await self._run_error(error) from error
@@ -342,7 +321,7 @@ class E2BSandbox:
     async def _run_error(self, error: Exception) -> SandboxError:
         ours = self._backend._mapped(error, f"run code in sandbox {self.sandbox_id}")
         if isinstance(error, e2b.NotFoundException):
-            return SandboxDiedError(str(ours))
+            return SandboxDiedError(f"sandbox {self.sandbox_id} is gone and its state with it: {ours}")
         # A 502 reads as TimeoutException; a connection cut short as a transport error.
         if isinstance(error, e2b.TimeoutException | httpx.TransportError) or (status_of(error) or 0) >= 500:
             return await self._fault(f"failed during a run ({type(error).__name__}: {str(ours)[:300]})")
@@ -351,19 +330,12 @@ class E2BSandbox:
     async def _fault(self, what: str) -> SandboxError:
         """SandboxDiedError if the sandbox is surely gone, else SandboxUnavailableError."""
         try:
-            running = await self._backend.within(self._sdk.is_running(), _HEALTH_TIMEOUT_S)
+            running = await self._backend.calls.within(self._sdk.is_running(), _HEALTH_TIMEOUT_S)
         except Exception:  # noqa: BLE001 - the SDK's boundary: any failure means that the state is unknown
             running = None
         if running is False:
             return SandboxDiedError(f"sandbox {self.sandbox_id} is gone; it {what}: its state is lost")
         return SandboxUnavailableError(f"sandbox {self.sandbox_id} {what}: the service is at fault, not the code")
-
-
-def _not_acted_on(error: Exception) -> bool:
-    """Whether the service surely did not begin the code."""
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return True
-    return status_of(error) in (429, 503) or "port is not open" in str(error)
 
 
 def _sendable(code: str) -> str:

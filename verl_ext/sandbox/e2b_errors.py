@@ -82,6 +82,13 @@ def status_of(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
+def was_surely_not_acted_on(error: BaseException) -> bool:
+    """Whether the service refused a request before it began with it, so that it may be repeated."""
+    if type(error).__name__ in ("ConnectError", "ConnectTimeout"):
+        return True
+    return status_of(error) in (429, 503) or "port is not open" in str(error)
+
+
 def _class_for(error: BaseException) -> type[SandboxError]:
     words = f"{error} {error.doc[:2000]}" if isinstance(error, json.JSONDecodeError) else str(error)
     for ancestor in type(error).__mro__:
