@@ -50,6 +50,7 @@ class Execution:
         self._stop.set()
         while not self._lines.empty():
             self._lines.get_nowait()
+        self._lines.put_nowait(None)
 
     async def _put(self, event: dict[str, Any]) -> None:
         if self._is_heard:

@@ -58,7 +58,8 @@ class ForkServer:
         """
         self._control, theirs = packet_pair()
         self.folder.chmod(0o711)
-        env = sandbox_env()
+        env, cache = sandbox_env(), str(self.folder / "cache")
+        Path(cache).mkdir()
         package_root = str(Path(__file__).resolve().parents[3])
         settings = {
             "isolation": self.options.isolation,
@@ -79,7 +80,7 @@ class ForkServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env=env,
+            env=env | {"HOME": str(self.folder), "MPLCONFIGDIR": cache, "IPYTHONDIR": cache, "TMPDIR": cache},
             start_new_session=True,
         )
         theirs.close()

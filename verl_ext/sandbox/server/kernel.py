@@ -96,7 +96,15 @@ def build_shell() -> KernelShell:
     config.InteractiveShell.enable_tip = False
     shell = KernelShell.instance(config=config)
     shell.autoawait = True
+    # The first traceback loads a dozen modules; load them once, here.
+    shell.writer = _Silence()  # type: ignore[assignment]
+    shell.run_cell("1/0", store_history=False, silent=True)
     return shell
+
+
+class _Silence:
+    def error(self, *_: str) -> None:
+        """Say nothing."""
 
 
 def enable_inline_plots(shell: InteractiveShell) -> None:

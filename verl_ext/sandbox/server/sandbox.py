@@ -173,12 +173,15 @@ class Sandbox:
         event = message.get("event")
         if event == "reply":
             future = self._requests.get(message.get("req", -1))
+            if isinstance(message.get("pid"), int):
+                # Made here because the exit may be told before whoever asked has woken up.
+                message["exit"] = self.exit_codes[message["pid"]] = asyncio.get_running_loop().create_future()
             if future is not None and not future.done():
                 future.set_result(message)
         elif event == "exit":
-            future = self.exit_codes.pop(message.get("pid", -1), None)
-            if future is not None and not future.done():
-                future.set_result(int(message.get("code", -1)))
+            exit_code = self.exit_codes.pop(message.get("pid", -1), None)
+            if exit_code is not None and not exit_code.done():
+                exit_code.set_result(int(message.get("code", -1)))
         elif not self._ready.done():
             if event == "ready":
                 self._ready.set_result(None)
