@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from verl_ext.env_file import read_env_file, without_quotes
 from verl_ext.errors import ConfigurationError
@@ -215,6 +216,19 @@ class Settings:
                 os.environ[name] = value.reveal() if isinstance(value, Secret) else value
                 put.append(name)
         return put
+
+
+def exempt_from_proxy(url: str) -> None:
+    """Let this process and its children reach `url` directly, though a proxy is set for the rest.
+
+    HTTP_PROXY in the environment applies to loopback and to neighbours of a cluster too; a local sandbox
+    server is never behind it.
+    """
+    host = urlsplit(url).hostname or url
+    for name in ("NO_PROXY", "no_proxy"):
+        hosts = [entry for entry in os.environ.get(name, "").split(",") if entry]
+        if host not in hosts:
+            os.environ[name] = ",".join([*hosts, host])
 
 
 def _is_ours(name: str) -> bool:

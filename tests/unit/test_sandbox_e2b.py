@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import pickle
+import sys
 import time
 import traceback
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +34,7 @@ from verl_ext.sandbox.e2b import E2BBackend
 from verl_ext.sandbox.interface import OutputLimits
 from verl_ext.settings import Settings
 
+ROOT = Path(__file__).parents[2]
 KEY = "ark_canary-0123456789"
 START = {"type": "number_of_executions", "execution_count": 1}
 HTML = (500, b"<html>oops</html>")
@@ -490,7 +494,32 @@ async def test_one_backend_serves_several_event_loops(backend: E2BBackend, stub:
     assert len(await asyncio.to_thread(elsewhere)) == 1
 
 
-def test_from_settings():
+async def test_a_local_server_is_reached_though_a_proxy_is_set(stub: Stub):
+    # In a process of its own: the SDK keeps its connections, and with them the proxy, for a process's life.
+    code = (
+        "import asyncio; from verl_ext.sandbox.e2b import E2BBackend; from verl_ext.settings import Settings\n"
+        "backend = E2BBackend.from_settings(Settings.load())\n"
+        "print(asyncio.run(backend.list_ids(labels={'a': 'b'})))"
+    )
+    dead = "http://127.0.0.1:9"
+    environ = {**os.environ, "E2B_API_URL": stub.url, "HTTP_PROXY": dead, "http_proxy": dead, "ALL_PROXY": dead}
+    environ.pop("E2B_API_KEY", None)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        code,
+        env=environ,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await child.communicate()
+    assert output.strip() == b"[]", errors.decode()
+
+
+def test_from_settings(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv("no_proxy", "")
     with_key = Settings.load(environ={"E2B_API_KEY": KEY, "E2B_DOMAIN": "e2b.app"}, env_file=None)
     assert E2BBackend.from_settings(with_key)._options["domain"] == "e2b.app"
     without = Settings.load(environ={})

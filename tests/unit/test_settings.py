@@ -226,6 +226,16 @@ def test_export_foreign_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("HF_TOKEN")
 
 
+def test_a_host_is_exempted_from_the_proxy_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NO_PROXY", "a.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for _ in range(2):
+        under_test.exempt_from_proxy("http://127.0.0.1:3000/x")
+    assert os.environ["NO_PROXY"] == "a.example,127.0.0.1"
+    assert os.environ["no_proxy"] == "127.0.0.1"
+    monkeypatch.delenv("no_proxy")
+
+
 def test_the_fields_are_the_table():
     names = {v.name.removeprefix(PREFIX).lower() for v in VARIABLES}
     assert names == {field.name for field in dataclasses.fields(Settings)}

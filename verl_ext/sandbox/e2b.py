@@ -41,7 +41,7 @@ from verl_ext.sandbox.e2b_errors import map_error, status_of, was_surely_not_act
 from verl_ext.sandbox.events import EventTransport, ExecutionEvents
 from verl_ext.sandbox.interface import Execution, OutputLimits, deadline_error
 from verl_ext.sandbox.output import OutputCollector
-from verl_ext.settings import Settings
+from verl_ext.settings import Settings, exempt_from_proxy
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class E2BBackend:
 
     @classmethod
     def from_settings(cls, settings: Settings, *, local_url: str | None = None) -> E2BBackend:
-        """The backend that the settings ask for.
+        """The backend that the settings ask for. A local server is exempted from the proxy, if one is set.
 
         Args:
             settings: as loaded.
@@ -136,6 +136,7 @@ class E2BBackend:
         url = local_url or settings.e2b_api_url
         if url is None:
             raise ConfigurationError("no local sandbox server: run `invoke serve-sandbox` and set E2B_API_URL to it")
+        exempt_from_proxy(url)
         sandbox_url = url if local_url else settings.e2b_sandbox_url or url
         return cls(api_key=LOCAL_KEY, api_url=url, sandbox_url=sandbox_url, template=settings.sandbox_template)
 
