@@ -15,7 +15,8 @@ import pytest
 
 from verl_ext.errors import SandboxDiedError
 from verl_ext.sandbox.interface import Execution, Sandbox, SandboxBackend
-from verl_ext.sandbox.ledger import RUN_LABEL
+from verl_ext.sandbox.ledger import RUN_LABEL, clean_run
+from verl_ext.sandbox.pool import SessionPool
 
 MAX_BYTES = 65_536
 TIMEOUT_S = 20.0
@@ -215,3 +216,28 @@ async def test_sandboxes_are_listed_by_label(backend: SandboxBackend, labels: di
     assert await backend.list_ids(labels={RUN_LABEL: "no such run"}) == []
     await plain.close()
     assert await backend.list_ids(labels=labels) == [marked.sandbox_id]
+
+
+async def test_a_pool_leaves_nothing_behind(backend: SandboxBackend, labels: dict[str, str]):
+    pool = SessionPool(backend, max_alive=2, ttl_s=120, call_timeout_s=TIMEOUT_S, run_labels=labels)
+
+    async def trajectory(number: int) -> tuple[str, ...]:
+        async with pool.session(f"t{number}") as session:
+            await session.run(f"n = {number}")
+            timed_out = await session.run("while True:\n    pass", timeout_s=0.5) if number == 0 else None
+            assert timed_out is None or timed_out.timed_out
+            return (await session.run("n" if number else "'fresh'")).results
+
+    results = await asyncio.gather(*(trajectory(number) for number in range(4)))
+    assert [result[0].strip("'") for result in results] == ["fresh", "1", "2", "3"]
+    await pool.aclose()
+    assert await backend.list_ids(labels=labels) == []
+    assert (pool.metrics.created, pool.metrics.killed, pool.metrics.left) == (5, 5, 0)
+
+
+async def test_what_a_killed_process_left_is_cleaned_by_the_run(backend: SandboxBackend, labels: dict[str, str]):
+    left = [await backend.create(labels=labels, ttl_s=120) for _ in range(3)]
+    report = await clean_run(backend, labels[RUN_LABEL])
+    assert (report.found, report.killed, report.failed) == (3, 3, ())
+    with pytest.raises(SandboxDiedError):
+        await left[0].run_code("1", timeout_s=TIMEOUT_S)
