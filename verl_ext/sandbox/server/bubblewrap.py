@@ -65,7 +65,7 @@ def arguments(limits: Limits) -> list[str]:
     args += ["--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/home/user", "/run", "/var/tmp"):  # noqa: S108 - inside the sandbox
         args += ["--perms", "0755" if folder != "/tmp" else "1777", "--size", size, "--tmpfs", folder]  # noqa: S108
-    return [*args, "--chdir", "/home/user"]
+    return [*args, "--remount-ro", "/", "--chdir", "/home/user"]
 
 
 def start(limits: Limits, uid: int | None) -> Wrap:

@@ -61,6 +61,8 @@ def kill_children_except(known: set[int], timeout_s: float = 5.0) -> None:
         for pid in unknown:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        # Never blocking: the first process of a pid namespace ends only after its others were collected.
         for pid in unknown:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.002)
