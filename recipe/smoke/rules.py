@@ -1,0 +1,229 @@
+"""What "it learned" means, held against the files that a run left, and the report that a person reads.
+
+The rule has six parts; all must hold:
+
+1. Reward rose: mean accuracy of the last quarter of the steps is at least `RISE` above the first quarter's.
+2. The tool is what was learned: at least half of the trajectories of the last quarter call it.
+3. The task needs the tool: trajectories that called none, over the whole run, are right in under 5 %.
+4. What the tool said is never trained on: in every recorded batch the mask is 0 on exactly the environment's
+   tokens and 1 on exactly the model's.
+5. The engine has the trained weights: the mean absolute difference between the engine's and the trainer's
+   probability of the sampled tokens is below `PROBABILITY_BAND` at the *last* step.
+6. Nothing is left: no sandbox of the run is alive.
+
+The three controls (`invoke smoke --control ...`) must each fail it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from verl_ext.launch import RunResult
+from verl_ext.runs import METRICS, PHASES, read_jsonl
+from verl_ext.trajectory import read_records
+
+RISE = 0.25
+MIN_TOOL_USE = 0.5
+MAX_ACCURACY_WITHOUT_TOOL = 0.05
+# verl's own advice: below 0.005 is good, above 0.01 is bad (docs/faq, v0.6.1).
+PROBABILITY_BAND = 0.01
+
+
+@dataclass(frozen=True)
+class Check:
+    """One part of the rule: what was asked, what was found."""
+
+    name: str
+    passed: bool
+    found: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The run in numbers, and the checks."""
+
+    numbers: dict[str, Any]
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every part holds."""
+        return all(check.passed for check in self.checks)
+
+    def render(self) -> str:
+        """The report as text of at most 110 columns."""
+        console = Console(width=110, record=True, quiet=True, force_terminal=False)
+        console.print(_steps_table(self.numbers["steps"]))
+        console.print(_numbers_table(self.numbers))
+        rule = Table("rule", "found", "", title="it learned" if self.passed else "it did NOT learn", title_justify="left")
+        for check in self.checks:
+            rule.add_row(check.name, check.found, "yes" if check.passed else "NO")
+        console.print(rule)
+        return console.export_text()
+
+
+def report(result: RunResult, verified: dict[str, Any], seconds: dict[str, float]) -> Report:
+    """The report of a finished run.
+
+    Args:
+        result: what the launcher gave.
+        verified: what `verl_ext.export --verify` found; {} if the checkpoint was not looked at.
+        seconds: of the parts around the run.
+    """
+    steps = [entry for entry in read_jsonl(result.run_dir / METRICS) if "agent/accuracy" in entry["data"]]
+    quarter = max(1, len(steps) // 4)
+    first, last = steps[:quarter], steps[-quarter:]
+    numbers: dict[str, Any] = {
+        "steps": [_step_numbers(entry) for entry in steps],
+        "accuracy_first": _mean(first, "agent/accuracy"),
+        "accuracy_last": _mean(last, "agent/accuracy"),
+        "reward_first": _mean(first, "agent/reward_mean"),
+        "reward_last": _mean(last, "agent/reward_mean"),
+        "tool_use_last": _mean(last, "agent/tool_use_ratio"),
+        "tool_calls": sum(entry["data"]["agent/tool_calls"] for entry in steps),
+        "tool_error_ratio": _mean(steps, "agent/tool_error_ratio"),
+        "parse_failure_ratio": _mean(steps, "agent/parse_failure_ratio"),
+        "turns": _mean(steps, "agent/assistant_turns"),
+        "accuracy_without_tool": _weighted_accuracy_without_tool(steps),
+        "probability_difference_last": last[-1]["data"].get("training/rollout_probs_diff_mean", float("nan"))
+        if last
+        else float("nan"),
+        "mask_errors": mask_errors(read_records(result.run_dir, validation=False)),
+        "validation": _validations(read_jsonl(result.run_dir / METRICS)),
+        "server": result.server_stats,
+        "swept": result.swept,
+        "left": result.left,
+        "start_phases": _phases(read_jsonl(result.run_dir / PHASES)),
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "export": verified,
+    }
+    return Report(numbers, checks(numbers))
+
+
+def checks(numbers: dict[str, Any]) -> list[Check]:
+    """The rule, part by part."""
+    first, last = numbers["accuracy_first"], numbers["accuracy_last"]
+    difference = numbers["probability_difference_last"]
+    without = numbers["accuracy_without_tool"]
+    found = [
+        Check(f"accuracy rises by {RISE:g} or more", last - first >= RISE, f"{first:.3f} -> {last:.3f}"),
+        Check(
+            "half of the last trajectories call the tool",
+            numbers["tool_use_last"] >= MIN_TOOL_USE,
+            f"{numbers['tool_use_last']:.2f}",
+        ),
+        Check(
+            f"without the tool, under {MAX_ACCURACY_WITHOUT_TOOL:.0%} are right",
+            without["accuracy"] < MAX_ACCURACY_WITHOUT_TOOL and without["trajectories"] > 0,
+            f"{without['accuracy']:.1%} of {without['trajectories']:.0f}",
+        ),
+        Check("the tool's tokens are masked", numbers["mask_errors"] == 0, f"{numbers['mask_errors']} wrong rows"),
+        Check(
+            f"engine and trainer agree at the last step, under {PROBABILITY_BAND:g}",
+            bool(difference < PROBABILITY_BAND),
+            f"{difference:.4f}",
+        ),
+        Check("no sandbox is left", numbers["left"] == 0, f"{numbers['left']} alive"),
+    ]
+    if export := numbers["export"]:
+        good = bool(export.get("ok"))
+        words = export.get("error") or ", ".join(f"{key} {value:.2g}" for key, value in export.get("differences", {}).items())
+        found.append(Check("the exported model has the trainer's logits", good, words))
+    return found
+
+
+def mask_errors(records: Iterable[dict[str, Any]]) -> int:
+    """How many trajectories have a mask that is not 1 on exactly the model's tokens.
+
+    The model's tokens are counted turn by turn from the record, which the mask had no part in.
+    """
+    wrong = 0
+    for record in records:
+        mask = np.asarray(record["response_mask"], dtype=np.int8)
+        sampled = sum(turn["tokens"] for turn in record["turns"])
+        log_probs = np.asarray(record["rollout_log_probs"], dtype=np.float32)
+        runs = 1 + int(np.count_nonzero(np.diff(mask) == 1)) if len(mask) and mask[0] else 0
+        bad = record["infra_failed"] and mask.any()
+        if not record["infra_failed"]:
+            # Environment tokens have no log-prob of the engine (0.0); sampled ones nearly always do.
+            bad = int(mask.sum()) != sampled or runs != len(record["turns"]) or bool(np.any(log_probs[mask == 0]))
+        wrong += bool(bad)
+    return wrong
+
+
+def _mean(entries: Sequence[dict[str, Any]], name: str) -> float:
+    return float(np.mean([entry["data"][name] for entry in entries])) if entries else float("nan")
+
+
+def _weighted_accuracy_without_tool(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    counts = [entry["data"]["agent/trajectories_without_tool"] for entry in steps]
+    right = [entry["data"]["agent/accuracy_without_tool"] * count for entry, count in zip(steps, counts, strict=True)]
+    return {"trajectories": float(sum(counts)), "accuracy": float(sum(right) / max(1.0, sum(counts)))}
+
+
+def _step_numbers(entry: dict[str, Any]) -> dict[str, float]:
+    data = entry["data"]
+    names = {
+        "reward": "agent/reward_mean",
+        "accuracy": "agent/accuracy",
+        "tool_use": "agent/tool_use_ratio",
+        "tool_errors": "agent/tool_error_ratio",
+        "parse_failures": "agent/parse_failure_ratio",
+        "turns": "agent/assistant_turns",
+        "entropy": "actor/entropy",
+        "difference": "training/rollout_probs_diff_mean",
+        "step_s": "timing_s/step",
+        "generate_s": "timing_s/gen",
+        "log_prob_s": "timing_s/old_log_prob",
+        "update_s": "timing_s/update_actor",
+    }
+    return {"step": entry["step"]} | {name: float(data.get(key, float("nan"))) for name, key in names.items()}
+
+
+def _validations(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {
+        str(entry["step"]): value
+        for entry in entries
+        for name, value in entry["data"].items()
+        if name.startswith("val-core/") and "/acc/mean@" in name
+    }
+
+
+def _phases(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {entry["phase"]: round(entry["time_s"] - entries[0]["time_s"], 1) for entry in entries}
+
+
+def _steps_table(steps: Sequence[dict[str, float]]) -> Table:
+    names = ("reward", "accuracy", "tool_use", "tool_errors", "parse_failures", "turns", "entropy", "difference")
+    table = Table("step", *names, "seconds (gen, log-prob, update)", title="steps", title_justify="left")
+    for step in steps:
+        seconds = f"{step['step_s']:5.1f} ({step['generate_s']:.1f}, {step['log_prob_s']:.1f}, {step['update_s']:.1f})"
+        table.add_row(f"{step['step']:.0f}", *(f"{step[name]:.3f}" for name in names), seconds)
+    return table
+
+
+def _numbers_table(numbers: dict[str, Any]) -> Table:
+    table = Table("", "", title="run", title_justify="left", show_header=False)
+    server = numbers["server"]
+    rows = {
+        "accuracy, first and last quarter": f"{numbers['accuracy_first']:.3f}, {numbers['accuracy_last']:.3f}",
+        "reward, first and last quarter": f"{numbers['reward_first']:+.3f}, {numbers['reward_last']:+.3f}",
+        "validation accuracy by step": ", ".join(f"{step}: {value:.3f}" for step, value in numbers["validation"].items()),
+        "tool calls": f"{numbers['tool_calls']:.0f}",
+        "tool error ratio, parse failure ratio": f"{numbers['tool_error_ratio']:.3f}, {numbers['parse_failure_ratio']:.3f}",
+        "assistant turns per trajectory": f"{numbers['turns']:.2f}",
+        "sandboxes created, ended, left": (
+            f"{server.get('created', '?')}, {server.get('killed', '?')}, {numbers['left']}"
+        ),
+        "start, seconds since the request": ", ".join(f"{name} {at:.0f}" for name, at in numbers["start_phases"].items()),
+        "seconds": ", ".join(f"{name} {value:.0f}" for name, value in numbers["seconds"].items()),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table

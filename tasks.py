@@ -1,0 +1,116 @@
+"""The table of contents: what one can do here. Each body is one command; the work is in verl_ext and recipe."""
+
+import shlex
+import sys
+from pathlib import Path
+
+from invoke import Collection, Context, Exit, task
+
+ROOT = Path(__file__).resolve().parent
+
+
+def run(context: Context, *command: str) -> None:
+    """Run a command from the project's folder; its exit status becomes invoke's."""
+    with context.cd(str(ROOT)):
+        result = context.run(f"exec {shlex.join(filter(None, command))}", warn=True, in_stream=False)
+    if result is None or result.exited:
+        raise Exit(code=result.exited if result else 1)
+
+
+def python(context: Context, module: str, *arguments: str) -> None:
+    """Run one of the project's modules with the Python that runs invoke."""
+    run(context, sys.executable, "-m", module, *arguments)
+
+
+@task(help={"stack": "cpu or gpu"})
+def setup(context, stack="cpu"):
+    """Install a stack from its hash-pinned lock."""
+    python(context, "verl_ext.stack", stack)
+
+
+@task(help={"control": "break one thing: no-learning, wrong-values, no-weight-sync", "set_": "KEY=VALUE, repeatable"}, iterable=["set_"])
+def smoke(context, control="", set_=None):
+    """Train a tiny model for real on two CPU cores."""
+    setup(context)
+    python(context, "recipe.smoke.run", *(f"--control={control}" for _ in [control] if control), *(set_ or []))
+
+
+@task(
+    help={
+        "train": "DAPO-Math-17k: file, folder or hub id kept locally",
+        "val": "AIME 2024: file, folder or hub id kept locally",
+        "out": "folder for train.parquet, val.parquet, report.json",
+        "max_rows": "keep the first N rows of each file",
+        "language": "en, zh or all",
+        "data_root": "where hub ids are looked up",
+    }
+)
+def prepare_data(context, train, val, out, max_rows="", language="", data_root=""):
+    """Make training and validation files from raw data."""
+    options = {"--max-rows": max_rows, "--language": language, "--data-root": data_root}
+    flags = [part for flag, value in options.items() if value for part in (flag, value)]
+    python(context, "recipe.retool.prepare_data", "--train", train, "--val", val, "--out", out, *flags)
+
+
+@task(
+    help={
+        "hardware": "a file of recipe/retool/config/hardware",
+        "model": "a Hugging Face folder",
+        "train": "parquet made by prepare-data",
+        "val": "parquet made by prepare-data",
+        "recipe": "a file of recipe/retool/config",
+        "run_id": "name of the run",
+        "set_": "KEY=VALUE of verl's configuration, repeatable",
+    },
+    iterable=["set_"],
+)
+def train(context, hardware, model, train, val, recipe="retool", run_id="", set_=None):
+    """Train on this machine."""
+    flags = ["--recipe", recipe, "--hardware", hardware, "--model", model, "--train", train, "--val", val]
+    python(context, "verl_ext.launch", *flags, *(["--run-id", run_id] if run_id else []), *(set_ or []))
+
+
+@task(positional=["run_dir"], help={"run_dir": "the run's folder", "out": "default: RUN/export", "verify": "load it again"})
+def export(context, run_dir, out="", verify=False):
+    """Merge a run's checkpoint to Hugging Face format."""
+    python(context, "verl_ext.export", run_dir, *(["--out", out] if out else []), "--verify" if verify else "")
+
+
+@task(help={"host": "address", "port": "0 for any", "isolation": "auto, required, none or a tier's name"})
+def serve_sandbox(context, host="127.0.0.1", port=0, isolation="auto"):
+    """Serve E2B-compatible sandboxes on this machine."""
+    python(context, "verl_ext.sandbox.server", "--host", host, "--port", str(port), "--isolation", isolation)
+
+
+@task
+def settings(context):
+    """Check the settings and show them, secrets hidden."""
+    python(context, "verl_ext.settings")
+
+
+@task
+def check(context):
+    """Lint, types, layers."""
+    setup(context)
+    python(context, "ruff", "check", ".")
+    python(context, "ruff", "format", "--check", ".")
+    python(context, "pyright")
+    run(context, str(Path(sys.executable).with_name("lint-imports")))
+
+
+@task(help={"only": "a folder of tests/, for example unit", "k": "pytest's -k"})
+def test(context, only="", k=""):
+    """All checks, and all tests that need no GPU."""
+    check(context)
+    python(context, "pytest", f"tests/{only}", *(["-k", k] if k else []))
+
+
+@task
+def lock(context):
+    """Resolve the locks again, as of the date in them."""
+    python(context, "verl_ext.lock")
+
+
+namespace = Collection(
+    setup, smoke, prepare_data, train, export, serve_sandbox, settings, check, test, lock
+)

@@ -1,0 +1,238 @@
+"""One trajectory: the model speaks, its tool calls run in one sandbox session, until it answers.
+
+Differences from verl 0.6.1's ToolAgentLoop, each a row of the table in verl_ext/README.md: one session per
+trajectory; calls that cannot be read are answered instead of dropped; environment segments equal the full
+template's; a failing sandbox masks the trajectory; the trajectory is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.tools.base_tool import BaseTool
+from verl.tools.utils.tool_registry import initialize_tools_from_config
+
+from verl_ext.agent_loop.chat import ChatSegments, Message
+from verl_ext.agent_loop.tool_calls import MalformedCall, ToolCall, parse_tool_calls
+from verl_ext.errors import DataError
+from verl_ext.trajectory import CallRecord, LoopRecord, TurnRecord
+
+RECORD_FIELD = "trajectory_record"
+
+
+@dataclass(frozen=True)
+class TrajectoryContext:
+    """What verl tells an agent loop worker about a row but not the loop: set by our worker."""
+
+    step: int
+    validation: bool
+
+
+CONTEXT: ContextVar[TrajectoryContext | None] = ContextVar("verl_ext_trajectory", default=None)
+
+
+class CodeInterpreterLoop(AgentLoopBase):
+    """verl's agent loop `tool_agent`, over the tools of `multi_turn.tool_config_path`."""
+
+    tools: dict[str, BaseTool]
+    chat: ChatSegments
+
+    @classmethod
+    def init_class(cls, config: Any, tokenizer: Any, processor: Any, **kwargs: Any) -> None:
+        """Build what all trajectories of this process share; verl calls it for each of them."""
+        if cls._class_initialized:
+            return
+        rollout = config.actor_rollout_ref.rollout
+        path = rollout.multi_turn.tool_config_path
+        cls.tools = {tool.name: tool for tool in (initialize_tools_from_config(path) if path else [])}
+        schemas = [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in cls.tools.values()]
+        cls.chat = ChatSegments(tokenizer, schemas, config.data.get("apply_chat_template_kwargs") or {})
+        cls.prompt_length = rollout.prompt_length
+        cls.response_length = rollout.response_length
+        cls.max_assistant_turns = rollout.multi_turn.max_assistant_turns or 1_000_000
+        cls.max_user_turns = rollout.multi_turn.max_user_turns or 1_000_000
+        cls.max_calls_per_turn = rollout.multi_turn.max_parallel_calls
+        cls._class_initialized = True
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
+        """Roll out one trajectory.
+
+        Args:
+            sampling_params: verl's, passed on to the server.
+            kwargs: the data row; `raw_prompt` is the list of messages.
+
+        Returns:
+            verl's output; `extra_fields` always has the same keys: `final_text`, `assistant_text`,
+            `tool_calls`, `tool_errors`, `parse_failures`, `num_turns`, `infra_failed`, and the record as JSON.
+
+        Raises:
+            DataError: the prompt, tools included, is longer than `prompt_length` tokens.
+        """
+        trajectory_id = _trajectory_id(kwargs)
+        prompt_ids = self.chat.prompt(list(kwargs["raw_prompt"]))
+        if len(prompt_ids) > self.prompt_length:
+            raise DataError(
+                f"the prompt of {trajectory_id} has {len(prompt_ids)} tokens with the tool's schema, more than "
+                f"{self.prompt_length}: set data.filter_overlong_prompts=True or raise data.max_prompt_length"
+            )
+        state = _State(prompt_ids, LoopRecord(trajectory_id))
+        opened: list[BaseTool] = []
+        try:
+            for tool in self.tools.values():
+                await tool.create(instance_id=trajectory_id)
+                opened.append(tool)
+            await self._converse(state, sampling_params)
+        finally:
+            for tool in opened:
+                await tool.release(trajectory_id)
+        return self._output(state)
+
+    async def _converse(self, state: _State, sampling_params: dict[str, Any]) -> None:
+        assistant_turns = user_turns = 0
+        while True:
+            ids = await self._generate(state, sampling_params)
+            assistant_turns += 1
+            if not ids:
+                # The engine aborted the request; nothing was sampled that could be trained on.
+                return state.fail("aborted", "the engine returned no token")
+            if state.left(self.response_length) <= 0:
+                return state.stop("length")
+            calls = parse_tool_calls(self.tokenizer.decode(ids, skip_special_tokens=False)) if self.tools else []
+            if not calls:
+                return state.stop("answered")
+            if assistant_turns >= self.max_assistant_turns or user_turns >= self.max_user_turns:
+                return state.stop("turns")
+            records = await self._run_calls(calls, state)
+            state.record.turns[-1].calls.extend(records)
+            if any(record.status == "infra_failed" for record in records):
+                return state.fail("infra_failed", "the sandbox service failed; the worker's log has the cause")
+            messages: list[Message] = [{"role": "tool", "content": record.response} for record in records]
+            segment = self.chat.segment(messages, turn_is_closed=ids[-1] == self.chat.turn_end_id)
+            if len(segment) >= state.left(self.response_length):
+                return state.stop("length")
+            state.append(segment, mask=0)
+            user_turns += 1
+
+    async def _generate(self, state: _State, sampling_params: dict[str, Any]) -> list[int]:
+        started_s = time.monotonic()
+        output = await self.server_manager.generate(
+            request_id=state.request_id,
+            prompt_ids=state.prompt_ids + state.response_ids,
+            sampling_params=dict(sampling_params),
+        )
+        elapsed_s = time.monotonic() - started_s
+        # verl asks for max_model_len, which is more than what is left of the response.
+        left = state.left(self.response_length)
+        ids = list(output.token_ids)[:left]
+        state.append(ids, mask=1, log_probs=list(output.log_probs)[:left] if output.log_probs else None)
+        state.generate_s += elapsed_s
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        state.record.turns.append(TurnRecord(text=text, tokens=len(ids), generate_s=elapsed_s))
+        return ids
+
+    async def _run_calls(self, calls: Sequence[ToolCall | MalformedCall], state: _State) -> list[CallRecord]:
+        """Run the calls in order, since they share one interpreter; stops at the first infra failure."""
+        records: list[CallRecord] = []
+        started_s = time.monotonic()
+        for position, call in enumerate(calls):
+            if position >= self.max_calls_per_turn:
+                text = f"Not run: at most {self.max_calls_per_turn} calls are run in one turn."
+                name = call.name if isinstance(call, ToolCall) else ""
+                records.append(CallRecord(name, "", "not_run", text))
+                continue
+            record = await self._run_call(call, state.record.trajectory_id)
+            records.append(record)
+            if record.status == "infra_failed":
+                break
+        state.tool_s += time.monotonic() - started_s
+        return records
+
+    async def _run_call(self, call: ToolCall | MalformedCall, trajectory_id: str) -> CallRecord:
+        if isinstance(call, MalformedCall):
+            text = (
+                f"The tool call could not be read: {call.reason}. "
+                'Write {"name": ..., "arguments": {...}} as JSON between <tool_call> and </tool_call>.'
+            )
+            return CallRecord("", call.reason, "malformed", text)
+        arguments = json.dumps(call.arguments, default=str)
+        tool = self.tools.get(call.name)
+        if tool is None:
+            text = f"There is no tool {call.name[:80]!r}. Tools: {', '.join(self.tools)}."
+            return CallRecord(call.name[:80], arguments, "unknown_tool", text)
+        started_s = time.monotonic()
+        response, _, facts = await tool.execute(trajectory_id, call.arguments)
+        status = str(facts.get("status", "ok"))
+        return CallRecord(call.name, arguments, status, response.text or "", time.monotonic() - started_s)
+
+    def _output(self, state: _State) -> AgentLoopOutput:
+        record = state.record
+        if not state.response_ids:
+            # verl cannot pad an empty response: one masked token stands for it.
+            state.append([self.chat.turn_end_id], mask=0)
+        masked = bool(record.infra_error)
+        calls = list(record.calls())
+        malformed = sum(call.status == "malformed" for call in calls)
+        num_turns = 1 + len(record.turns) + sum(bool(turn.calls) for turn in record.turns)
+        return AgentLoopOutput(
+            prompt_ids=state.prompt_ids,
+            response_ids=state.response_ids,
+            response_mask=[0] * len(state.response_ids) if masked else state.response_mask,
+            response_logprobs=state.log_probs if self.config.actor_rollout_ref.rollout.calculate_log_probs else None,
+            num_turns=num_turns,
+            metrics=AgentLoopMetrics(generate_sequences=state.generate_s, tool_calls=state.tool_s),
+            extra_fields={
+                "final_text": record.final_text,
+                "assistant_text": record.assistant_text,
+                "tool_calls": len(calls) - malformed,
+                "tool_errors": sum(call.status in ("error", "timeout", "bad_arguments", "unknown_tool") for call in calls),
+                "parse_failures": malformed,
+                "num_turns": num_turns,
+                "infra_failed": masked,
+                RECORD_FIELD: record.to_json(),
+            },
+        )
+
+
+class _State:
+    """Ids, mask and log-probs of one trajectory while it grows; the three lists have one length."""
+
+    def __init__(self, prompt_ids: list[int], record: LoopRecord) -> None:
+        self.prompt_ids = prompt_ids
+        self.record = record
+        self.request_id = uuid4().hex
+        self.response_ids: list[int] = []
+        self.response_mask: list[int] = []
+        self.log_probs: list[float] = []
+        self.generate_s = 0.0
+        self.tool_s = 0.0
+
+    def left(self, response_length: int) -> int:
+        return response_length - len(self.response_ids)
+
+    def append(self, ids: list[int], *, mask: int, log_probs: list[float] | None = None) -> None:
+        self.response_ids += ids
+        self.response_mask += [mask] * len(ids)
+        self.log_probs += log_probs if log_probs is not None else [0.0] * len(ids)
+
+    def stop(self, reason: str) -> None:
+        self.record.stop_reason = reason
+
+    def fail(self, reason: str, error: str) -> None:
+        self.record.stop_reason = reason
+        self.record.infra_error = error
+
+
+def _trajectory_id(row: dict[str, Any]) -> str:
+    """A name that is unique in the run and says where the trajectory belongs."""
+    context = CONTEXT.get()
+    where = f"{'val' if context.validation else 'train'}-{context.step}" if context else "loop"
+    extra_info = row.get("extra_info")
+    problem = str(extra_info.get("index", "")) if isinstance(extra_info, dict) else ""
+    return f"{where}-{problem[:40] or 'row'}-{uuid4().hex[:8]}"

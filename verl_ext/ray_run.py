@@ -1,0 +1,154 @@
+"""Ray for one run on one machine: started, watched, and ended with all its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext.errors import TrainingDiedError
+from verl_ext.progress import Follower
+from verl_ext.runs import LOGS
+
+# What verl's own run_ppo gives its workers (verl 0.6.1 trainer/constants_ppo.py). It is kept here because
+# importing it imports torch, 16 s in a process that only waits; a contract test holds the two equal.
+PPO_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "true",
+    "NCCL_DEBUG": "WARN",
+    "VLLM_LOGGING_LEVEL": "WARN",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "true",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "NCCL_CUMEM_ENABLE": "0",
+}
+POLL_S = 1.0
+# A dead actor is given this long to be reported by verl itself, with a traceback, before we end the run.
+GRACE_S = 10.0
+_LOG_SUFFIXES = (".out", ".err", ".log")
+
+
+@ray.remote(num_cpus=1)
+class RunnerProcess:
+    """The TaskRunner's process. Heavy imports happen in it and not in the driver."""
+
+    def run(self, config: DictConfig) -> None:
+        """Train; returns when training is over."""
+        from verl_ext.trainer import AgsTaskRunner
+
+        AgsTaskRunner().run(config)
+
+
+@contextlib.contextmanager
+def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path) -> Iterator[None]:
+    """Ray on this machine for as long as the block runs; its logs are moved to the run folder.
+
+    Args:
+        config: `ray_kwargs.ray_init` goes to `ray.init`.
+        environment: variables of every worker, in addition to those of this process. No secrets: Ray shows
+            them.
+        run_dir: the run's folder.
+    """
+    # Short, since Ray puts sockets below it and a socket's path has at most 107 bytes.
+    session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))  # noqa: S108 - mkdtemp, mode 700
+    arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    assert isinstance(arguments, dict)  # noqa: S101 - verl's schema
+    options: dict[str, Any] = {str(name): value for name, value in arguments.items() if value is not None}
+    try:
+        ray.init(
+            _temp_dir=str(session),
+            log_to_driver=False,
+            include_dashboard=False,
+            runtime_env={"env_vars": {**PPO_ENVIRONMENT, **environment}},
+            **options,
+        )
+        yield
+    finally:
+        ray.shutdown()
+        _keep_logs(session, run_dir / LOGS)
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> None:
+    """Run the training to its end.
+
+    Args:
+        config: resolved.
+        follower: asked for progress once a second.
+        stall_timeout_s: seconds without any new phase or step after which the run is ended.
+
+    Raises:
+        TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
+    """
+    runner = RunnerProcess.remote()
+    result = runner.run.remote(config)
+    first_death_s: float | None = None
+    death = ""
+    while True:
+        done, _ = ray.wait([result], timeout=POLL_S)
+        follower.poll()
+        if done:
+            try:
+                ray.get(result)
+                return
+            except ray.exceptions.RayError as error:
+                raise TrainingDiedError(_cause(error)) from error
+        death = death or _dead_actor()
+        if death:
+            first_death_s = first_death_s or time.monotonic()
+            if time.monotonic() - first_death_s > GRACE_S:
+                raise TrainingDiedError(f"{death}; verl itself would wait for it for ever")
+        idle_s = time.monotonic() - follower.last_change_s
+        if idle_s > stall_timeout_s:
+            raise TrainingDiedError(
+                f"nothing happened for {idle_s:.0f} s after: {follower.last_seen}. The processes' logs may say why; "
+                "if the step is only slow, raise verl_ext.stall_timeout_s"
+            )
+
+
+def _dead_actor() -> str:
+    """Which actor of the run is dead and why, or ""."""
+    # No public way shows actors without Ray's dashboard, which a run does not start.
+    for actor in ray._private.state.actors(actor_state_name="DEAD").values():  # type: ignore[attr-defined]
+        cause = actor["DeathCause"].actor_died_error_context.error_message.strip()
+        if actor["ActorClassName"] != RunnerProcess.__ray_metadata__.class_name:
+            first = cause.splitlines()[0] if cause else "no cause known"
+            return f"process {actor['Pid']} ({actor['ActorClassName'].rsplit('.')[-1]}) died: {first}"
+    return ""
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost message of what Ray wrapped, one paragraph."""
+    cause: Any = getattr(error, "cause", None) or error
+    lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+    return f"training failed: {type(cause).__name__}: {lines[-1] if lines else 'no message'}"
+
+
+def _keep_logs(session: Path, logs: Path) -> None:
+    """Move what the processes said to the run folder, empty files left out."""
+    logs.mkdir(parents=True, exist_ok=True)
+    for path in (session / "session_latest" / "logs").glob("*"):
+        if path.is_file() and path.suffix in _LOG_SUFFIXES and path.stat().st_size:
+            with contextlib.suppress(OSError):
+                shutil.copy2(path, logs / path.name)
+
+
+def open_files_limit() -> None:
+    """Raise this process's limit of open files to what is allowed: Ray needs thousands."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65_536) if hard > 0 else 65_536, hard))
+
+
+def cores() -> list[int]:
+    """The cores that this process may use, in order."""
+    return sorted(os.sched_getaffinity(0))

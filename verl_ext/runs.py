@@ -1,0 +1,61 @@
+"""The run folder: what is in it and what it is called.
+
+runs/<run id>/
+    config.yaml        resolved configuration, as verl got it
+    manifest.json      versions, hashes of lock and data, git revision, the command
+    phases.jsonl       when each phase of the start began
+    metrics.jsonl      one line a step
+    rollouts/          one parquet file a step (verl_ext.trajectory)
+    sandboxes/         ledgers: what was created and killed
+    sandboxes.json     the last counts
+    logs/              what the processes said
+    checkpoints/       verl's
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from verl_ext.errors import ConfigurationError
+
+CONFIG = "config.yaml"
+MANIFEST = "manifest.json"
+PHASES = "phases.jsonl"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+LOGS = "logs"
+
+
+def new_run_id(name: str) -> str:
+    """A run id that sorts by time: `retool-20251130-141502-1a2b`."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
+
+
+def check_run_id(run_id: str) -> str:
+    """The id if it can name a folder and label a sandbox.
+
+    Raises:
+        ConfigurationError: it holds something else than letters, digits, dot, dash and underscore.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run_id):
+        raise ConfigurationError(f"run id {run_id!r}: use letters, digits, '.', '_' and '-', at most 100 of them")
+    return run_id
+
+
+def note_phase(run_dir: Path, name: str) -> None:
+    """Append a moment of the start to `phases.jsonl`."""
+    with (run_dir / PHASES).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"phase": name, "time_s": round(time.time(), 3)}) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a JSONL file that may still be growing; empty if it is not there yet."""
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]

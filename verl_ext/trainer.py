@@ -1,0 +1,165 @@
+"""The one seam to verl: a TaskRunner that puts our classes in verl 0.6.1's late-bound names.
+
+    AgsTaskRunner.run
+      ├── registers the advantage estimator            (verl_ext.advantage)
+      ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer
+      ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> SandboxedAgentLoopWorker
+      ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
+      └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers
+
+Everything else of verl is untouched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import verl.experimental.agent_loop
+import verl.trainer.main_ppo
+import verl.trainer.ppo.ray_trainer
+import verl.utils.tracking
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager
+from verl.protocol import DataProto
+from verl.trainer.main_ppo import TaskRunner
+from verl.trainer.ppo.metric_utils import compute_data_metrics
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+from verl.utils.tracking import Tracking
+
+import verl_ext.advantage  # noqa: F401 - registers the estimator
+from verl_ext.agent_loop.worker import SandboxedAgentLoopWorker
+from verl_ext.rollout import take_records
+from verl_ext.runs import METRICS, note_phase
+
+# Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
+_pending: dict[str, float] = {}
+_run_dir = Path()
+
+
+class AgsAgentLoopManager(AgentLoopManager):
+    """verl's manager, with our workers; records each batch and ends the sandboxes at the end."""
+
+    def __init__(self, config: Any, worker_group: Any = None, rm_wg: Any = None) -> None:
+        self.agent_loop_workers_class = ray.remote(SandboxedAgentLoopWorker)
+        super().__init__(config, worker_group, rm_wg)
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """verl's, plus records and numbers of the trajectories."""
+        output = super().generate_sequences(prompts)
+        rollout = self.config.actor_rollout_ref.rollout
+        validation = bool(prompts.meta_info.get("validate", False))
+        started_s = time.monotonic()
+        numbers = take_records(
+            prompts,
+            output,
+            run_dir=Path(self.config.verl_ext.run_dir),
+            run_id=self.config.verl_ext.run_id,
+            copies=rollout.val_kwargs.n if validation else rollout.n,
+        )
+        numbers["record_s"] = time.monotonic() - started_s
+        prefix = "val-agent" if validation else "agent"
+        _pending.update({f"{prefix}/{name}": value for name, value in numbers.items()})
+        _pending.update({f"sandbox/{name}": value for name, value in self.sandbox_metrics().items()})
+        return output
+
+    def sandbox_metrics(self) -> dict[str, float]:
+        """Counts summed over the workers; shares and latencies are the worst worker's."""
+        return _merged(ray.get([worker.sandbox_metrics.remote() for worker in self.agent_loop_workers]))
+
+    def close_sandboxes(self) -> dict[str, float]:
+        """End every sandbox of every worker; a worker that died is left to the sweep."""
+        closing = [worker.close_sandboxes.remote() for worker in self.agent_loop_workers]
+        done, _ = ray.wait(closing, num_returns=len(closing), timeout=60)
+        results = []
+        for reference in done:
+            try:
+                results.append(ray.get(reference))
+            except ray.exceptions.RayError:
+                continue
+        return _merged(results)
+
+
+class AgsTrainer(RayPPOTrainer):
+    """verl's trainer; ends the sandboxes whatever ends the training."""
+
+    def init_workers(self) -> None:
+        """verl's, with the moments noted."""
+        note_phase(_run_dir, "building workers")
+        super().init_workers()
+        note_phase(_run_dir, "workers ready")
+
+    def fit(self) -> None:
+        """verl's training loop."""
+        try:
+            super().fit()
+        finally:
+            numbers = self.async_rollout_manager.close_sandboxes()
+            (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+
+
+class AgsTracking(Tracking):
+    """verl's loggers, with the rollout's numbers added, and one JSON line a step in the run folder."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Line-buffered: the driver follows the file, and a killed run keeps what it logged.
+        self._metrics_file = (_run_dir / METRICS).open("a", buffering=1, encoding="utf-8")
+
+    def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
+        """Log one step to every backend."""
+        data = {**data, **_pending}
+        _pending.clear()
+        super().log(data, step, backend)
+        numbers = {name: _number(value) for name, value in data.items()}
+        line = {"step": int(step), "time_s": round(time.time(), 3), "data": numbers}
+        self._metrics_file.write(json.dumps(line) + "\n")
+
+
+class AgsTaskRunner(TaskRunner):
+    """Runs the training in its own Ray process; give it to `verl.trainer.main_ppo.run_ppo`."""
+
+    def pid(self) -> int:
+        """Process id, so that the driver knows whose log is this one's."""
+        return os.getpid()
+
+    def run(self, config: Any) -> None:
+        """verl's `run` with our classes in place."""
+        global _run_dir
+        _run_dir = Path(config.verl_ext.run_dir)
+        note_phase(_run_dir, "task runner imported")
+        install()
+        super().run(config)
+
+
+def install() -> None:
+    """Put our classes in the names that verl looks up when it uses them."""
+    verl.trainer.main_ppo.RayPPOTrainer = AgsTrainer  # type: ignore[misc]
+    verl.experimental.agent_loop.AgentLoopManager = AgsAgentLoopManager  # type: ignore[misc]
+    verl.trainer.ppo.ray_trainer.compute_data_metrics = data_metrics_without_lost
+    verl.utils.tracking.Tracking = AgsTracking  # type: ignore[misc]
+
+
+def data_metrics_without_lost(batch: DataProto, use_critic: bool = True) -> dict[str, Any]:
+    """verl's data metrics over the trajectories that were not lost to our infrastructure."""
+    kept = batch.batch["response_mask"].bool().any(dim=-1)
+    return compute_data_metrics(batch if bool(kept.all()) else batch[kept.numpy()], use_critic)
+
+
+def _merged(workers: list[dict[str, float]]) -> dict[str, float]:
+    merged: dict[str, float] = {}
+    for numbers in workers:
+        for name, value in numbers.items():
+            worst = name.endswith(("/p50", "/p95", "_share"))
+            merged[name] = max(merged.get(name, 0.0), value) if worst else merged.get(name, 0.0) + value
+    return merged
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value if isinstance(value, int | float | str | bool) or value is None else str(value)
