@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -35,7 +37,8 @@ class RunningServer:
     def stop(self) -> int:
         """End the server and every sandbox of it; returns its exit status."""
         if self.process.poll() is None:
-            self.process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)  # a wrapper would not pass it on
             try:
                 self.process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
@@ -69,9 +72,7 @@ def start_server(
     Raises:
         ConfigurationError: it ended instead; its log says why.
     """
-    command = [*wrapper, sys.executable, "-m", "verl_ext.sandbox.server", *flags]
-    if not wrapper:
-        command += ["--parent-pid", str(os.getpid())]
+    command = [*wrapper, sys.executable, "-m", "verl_ext.sandbox.server", *flags, "--parent-pid", str(os.getpid())]
     root = Path(__file__).resolve().parents[3]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=env, cwd=root)
     assert process.stdout is not None  # noqa: S101 - asked for above

@@ -46,23 +46,33 @@ def descendants(table: dict[int, Usage], root: int) -> set[int]:
     return found
 
 
-def kill_children_except(known: set[int], timeout_s: float = 5.0) -> None:
-    """Kill and collect every child of this process that is not in `known`.
+def kill_unknown_children(known: set[int]) -> int:
+    """Send SIGKILL to every child of this process that is not in `known`; returns how many there were.
 
     A child that nobody knows is an orphan of a sandbox whose first process died: this process is the reaper of
-    all of them. Repeats, because each death may bring new orphans.
+    all of them. To be repeated until it returns 0, because each death may bring new orphans. It never waits:
+    the first process of a pid namespace ends only after the others in it were collected.
     """
-    until = time.monotonic() + timeout_s
     me = os.getpid()
-    while time.monotonic() < until:
-        unknown = [pid for pid, usage in measure().items() if usage.parent_pid == me and pid not in known]
-        if not unknown:
-            return
-        for pid in unknown:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        # Never blocking: the first process of a pid namespace ends only after its others were collected.
-        for pid in unknown:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+    unknown = [pid for pid, usage in measure().items() if usage.parent_pid == me and pid not in known]
+    for pid in unknown:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(unknown)
+
+
+def collect_children() -> set[int]:
+    """The ids of children that have ended, collected now."""
+    dead: set[int] = set()
+    with contextlib.suppress(ChildProcessError):
+        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+            dead.add(pid)
+    return dead
+
+
+def end_all_children(timeout_s: float = 5.0) -> None:
+    """Kill and collect every child, and what they leave behind."""
+    until = time.monotonic() + timeout_s
+    while kill_unknown_children(set()) and time.monotonic() < until:
+        collect_children()
         time.sleep(0.002)

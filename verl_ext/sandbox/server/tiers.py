@@ -24,9 +24,11 @@ class Tier(StrEnum):
         /home/user as absolute paths (absent), process count without a user of its own (then counted once a
         second), faults of the kernel.
     rlimits
-        Covered: memory, CPU time, descriptors and file size of one process; environment of the server at start;
-        with root, a user of its own per sandbox if that user can read the Python installation.
-        Not covered: network, files, other processes of the same user (their environment too).
+        Covered: memory, CPU time, descriptors and file size of one process; what the server's environment held is
+        not handed down; with root, all capabilities and, if it can read the Python installation, a user of its
+        own per sandbox.
+        Not covered: network, files, other processes of the same user: they can be signalled, traced and, unless
+        the server is root, their environment read.
     none
         Covered: nothing. The model's code runs with the rights of the server.
     """

@@ -29,11 +29,12 @@ from .folders import remove_tree
 from .guest import Guest, GuestSpec, Place
 from .limits import Limits
 from .paths import can_others_read, python_paths
-from .processes import Usage, descendants, kill_children_except, measure
+from .processes import Usage, collect_children, descendants, end_all_children, kill_unknown_children, measure
 from .tiers import AUTO_ORDER, Tier
 from .wire import close_fds, receive_message, send_message
 
 _MEASURE_EVERY_S = 1.0
+_SWEEP_EVERY_S = 0.01
 
 
 class Zygote:
@@ -47,6 +48,7 @@ class Zygote:
         self.shell: Any = None
         self.place = Place(Tier.NONE)
         self._measured_at = 0.0
+        self._has_orphans = False
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> None:
@@ -64,7 +66,7 @@ class Zygote:
         finally:
             for guest in self.guests.values():
                 guest.kill()
-            kill_children_except(set())
+            end_all_children()
             remove_tree(Path(self.settings["folder"]).parent)
 
     def _serve(self) -> None:
@@ -78,7 +80,8 @@ class Zygote:
         self._selector.register(self.control, selectors.EVENT_READ)
         self._selector.register(wake_r, selectors.EVENT_READ)
         while True:
-            timeout_s = 0.0 if self.preload else _MEASURE_EVERY_S if self.guests else None
+            timeout_s = _MEASURE_EVERY_S if self.guests else None
+            timeout_s = 0.0 if self.preload else _SWEEP_EVERY_S if self._has_orphans else timeout_s
             for key, _ in self._selector.select(timeout_s):
                 if key.fileobj == wake_r:
                     os.read(wake_r, 4096)
@@ -90,6 +93,7 @@ class Zygote:
                 else:
                     self._finish(key.data)
             self._reap()
+            self._end_orphans()
             self._measure()
             if self.preload:
                 self._preload_next()
@@ -140,26 +144,25 @@ class Zygote:
         guest.kill()
 
     def _reap(self) -> None:
-        dead: set[int] = set()
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-                if not pid:
-                    break
-                dead.add(pid)
+        dead = collect_children()
         for guest in list(self.guests.values()):
             guest.forget(dead)
             if guest.is_ending and not guest.pids:
                 self._remove(guest)
 
     def _remove(self, guest: Guest) -> None:
-        known = {pid for other in self.guests.values() for pid in other.pids}
-        kill_children_except(known)
+        self._has_orphans = True
+        self._end_orphans()
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(guest.ready_fd)
         guest.close()
         del self.guests[guest.spec.sandbox_id]
         send_message(self.control, {"event": "gone", "id": guest.spec.sandbox_id, "reason": guest.reason})
+
+    def _end_orphans(self) -> None:
+        if self._has_orphans:
+            known = {pid for guest in self.guests.values() for pid in guest.pids}
+            self._has_orphans = kill_unknown_children(known) > 0
 
     def _measure(self) -> None:
         now = time.monotonic()
