@@ -22,13 +22,14 @@ import uvicorn
 from verl_ext.errors import ConfigurationError
 
 from .app import build_app
-from .confine import pidfd_open
 from .limits import Limits
 from .options import Options
+from .processes import birth
 from .registry import Registry
 from .tiers import Tier
 
 log = logging.getLogger("verl_ext.sandbox.server")
+_PARENT_EVERY_S = 0.25
 _KEEP_ALIVE_S = 330  # the SDK keeps idle connections for 300 s and must never meet a closed one
 
 
@@ -85,7 +86,7 @@ class _Server(uvicorn.Server):
     """uvicorn, with signals left to us."""
 
     @contextmanager
-    def capture_signals(self):  # type: ignore[override]  # noqa: ANN201 - as in the parent
+    def capture_signals(self):  # type: ignore[override]
         yield
 
 
@@ -98,8 +99,7 @@ async def serve(arguments: argparse.Namespace) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    if arguments.parent_pid:
-        _watch_parent(arguments.parent_pid, stop)
+    watch = asyncio.create_task(_watch_parent(arguments.parent_pid, stop)) if arguments.parent_pid else None
     listener = _listen(arguments.host, arguments.port)
     registry = Registry(options_from(arguments))
     try:
@@ -116,7 +116,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn gives no event
             await asyncio.sleep(0.005)
         host, port = listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -129,6 +129,8 @@ async def serve(arguments: argparse.Namespace) -> None:
         server.should_exit = True
         await serving
     finally:
+        if watch is not None:
+            watch.cancel()
         await registry.close()
 
 
@@ -146,19 +148,11 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigurationError(f"cannot listen on {host}:{port} ({exc}): choose another --port") from exc
 
 
-def _watch_parent(pid: int, stop: asyncio.Event) -> None:
-    """Stop when process `pid` has ended; asked once a second.
-
-    Not os.pidfd_open: portable builds of Python, uv's among them, are made against a C library without it.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        stop.set()
-    except PermissionError:
-        pass
-    if not stop.is_set():
-        asyncio.get_running_loop().call_later(1.0, _watch_parent, pid, stop)
+async def _watch_parent(pid: int, stop: asyncio.Event) -> None:
+    born = birth(pid)
+    while born is not None and birth(pid) == born:  # noqa: ASYNC110 - see birth
+        await asyncio.sleep(_PARENT_EVERY_S)
+    stop.set()
 
 
 def _say_isolation(registry: Registry) -> None:

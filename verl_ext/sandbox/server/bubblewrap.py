@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from . import confine
-from .paths import ETC_PATHS, SYSTEM_PATHS, python_paths
 from .limits import MIB, Limits
+from .paths import ETC_PATHS, SYSTEM_PATHS, python_paths
 
 _PLACEHOLDER = ("/bin/sh", "-c", "echo ready; exec cat >/dev/null")
 
@@ -34,7 +34,7 @@ class Wrap:
     info_fd: int
     life_fd: int
     errors_fd: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[Any]
     inner_pid: int = 0
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ def arguments(limits: Limits) -> list[str]:
     args += ["--setenv", "PATH", "/usr/bin:/bin"]
     for path in SYSTEM_PATHS:
         if Path(path).is_symlink():
-            args += ["--symlink", os.readlink(path), path]
+            args += ["--symlink", str(Path(path).readlink()), path]
         elif Path(path).is_dir():
             args += ["--ro-bind", path, path]
     for path in ETC_PATHS:
@@ -80,7 +80,7 @@ def start(limits: Limits, uid: int | None) -> Wrap:
     errors_r, errors_w = os.pipe()
     try:
         args = ["bwrap", *arguments(limits), "--info-fd", str(info_w), "--", *_PLACEHOLDER]
-        user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+        user: Any = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         process = subprocess.Popen(
             args,
             stdin=life_r,
@@ -162,7 +162,7 @@ def _probe_inside() -> None:
     code = 9
     try:
         confine.drop_capabilities()
-        visible = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        visible = {entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()}
         links = {line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]}
         if len(visible) > 6:
             code = 2

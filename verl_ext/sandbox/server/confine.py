@@ -133,7 +133,7 @@ def probe(tier: Tier) -> str | None:
 
 def _is_confined() -> bool:
     try:
-        os.listdir("/proc/1")
+        list(Path("/proc/1").iterdir())
     except PermissionError:
         pass
     else:

@@ -101,7 +101,7 @@ class FileStream:
         if not isinstance(answer, dict):
             raise RpcError("unavailable", "the file operation gave no object")
         if "error" in answer:
-            raise RpcError(_CODES.get(answer.get("errno"), "invalid_argument"), str(answer["error"]))
+            raise RpcError(_CODES.get(answer.get("errno") or 0, "invalid_argument"), str(answer["error"]))
         return answer
 
     async def chunks(self) -> AsyncIterator[bytes]:

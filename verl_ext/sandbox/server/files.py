@@ -71,7 +71,7 @@ def _list(path: str, request: dict[str, Any], _stream: socket.socket, home: str)
     pending = [(path, 1)]
     while pending:
         folder, level = pending.pop()
-        for name in sorted(os.listdir(folder)):
+        for name in sorted(os.listdir(folder)):  # noqa: PTH208 - strings in, strings out
             child = os.path.join(folder, name)  # noqa: PTH118 - strings in, strings out
             entries.append(_entry(child, home))
             if level < depth and os.path.isdir(child) and not os.path.islink(child):  # noqa: PTH112, PTH114
@@ -130,7 +130,7 @@ def _entry(path: str, home: str) -> dict[str, Any]:
         "modified_ns": info.st_mtime_ns,
     }
     if kind == "FILE_TYPE_SYMLINK":
-        entry["symlinkTarget"] = os.readlink(path)
+        entry["symlinkTarget"] = str(Path(path).readlink())
     return entry
 
 

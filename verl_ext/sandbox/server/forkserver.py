@@ -75,7 +75,7 @@ class ForkServer:
             f"import sys; sys.path.insert(0, {package_root!r}); from verl_ext.sandbox.server.zygote import main; "
             f"main({theirs.fileno()}, {json.dumps(settings)!r})"
         )
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: ASYNC220 - a fork of some milliseconds, once
             [sys.executable, "-I", "-c", code],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -143,7 +143,7 @@ def sandbox_env() -> dict[str, str]:
     """The environment of every sandbox: nothing of the server's but where programs are found."""
     paths = dict.fromkeys([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
     env = {"PATH": os.pathsep.join(paths), "LANG": "C.UTF-8", "USER": "user", "MPLBACKEND": _INLINE}
-    return env | {name: "1" for name in _THREADS_OFF} | {"PYTHONUNBUFFERED": "1", "E2B_SANDBOX": "true"}
+    return env | dict.fromkeys(_THREADS_OFF, "1") | {"PYTHONUNBUFFERED": "1", "E2B_SANDBOX": "true"}
 
 
 _INLINE = "module://matplotlib_inline.backend_inline"

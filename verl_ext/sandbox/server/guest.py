@@ -1,5 +1,6 @@
 """One sandbox as the fork server sees it: its processes, from the first to the last."""
 
+# ruff: noqa: TID251 - the environment here is the sandbox's own, not the project's settings
 from __future__ import annotations
 
 import contextlib

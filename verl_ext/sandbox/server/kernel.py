@@ -10,6 +10,7 @@ In: `{"code", "env", "cap_bytes"}`. Out: the events of the E2B protocol, then `{
 Not covered: comms, widgets, the debugger, `input()` (raises, as in E2B).
 """
 
+# ruff: noqa: TID251 - the environment here is the sandbox's own, not the project's settings
 from __future__ import annotations
 
 import asyncio
@@ -188,14 +189,14 @@ class Kernel:
             transformed, problem = code, sys.exc_info()
         try:
             if shell.should_run_async(code, transformed_cell=transformed, preprocessing_exc_tuple=problem):
-                self._task = asyncio.ensure_future(
+                task = self._task = asyncio.ensure_future(
                     shell.run_cell_async(
                         code, store_history=True, transformed_cell=transformed, preprocessing_exc_tuple=problem
                     )
                 )
-                signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(self._task.cancel))  # type: ignore[union-attr]
+                signal.signal(signal.SIGINT, lambda *_: loop.call_soon_threadsafe(task.cancel))
                 with contextlib.suppress(asyncio.CancelledError):
-                    await self._task
+                    await task
                 shell.events.trigger("post_execute")
             else:
                 signal.signal(signal.SIGINT, signal.default_int_handler)

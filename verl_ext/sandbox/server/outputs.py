@@ -64,6 +64,7 @@ class EventWriter:
         self._since = 0.0
         self._left = 2**20
         self._dropped_bytes = 0
+        self._has_error = False
         self._wake_r, self._wake_w = os.pipe()
         self._is_pump_waiting = False
         self._pid = os.getpid()
@@ -72,7 +73,7 @@ class EventWriter:
         """Begin an execution that may send `cap_bytes` in all."""
         self.flush()
         with self._lock:
-            self._left, self._dropped_bytes = cap_bytes, 0
+            self._left, self._dropped_bytes, self._has_error = cap_bytes, 0, False
 
     def take_dropped_bytes(self) -> int:
         """Bytes not sent since `start`."""
@@ -144,7 +145,10 @@ class EventWriter:
             self.raw(event)
 
     def error(self, name: str, value: str, traceback: str) -> None:
-        """Send the error that ended the cell; each part is cut at 64 KiB."""
+        """Send the error that ended the cell, the first one only; each part is cut at 64 KiB."""
+        if self._has_error:
+            return
+        self._has_error = True
         self.flush()
         cut = 65_536
         self.raw(

@@ -33,6 +33,19 @@ def measure() -> dict[int, Usage]:
     return table
 
 
+def birth(pid: int) -> int | None:
+    """When a process began, in ticks; None when there is none or it has ended and was not collected.
+
+    Two answers that differ are two processes. A pidfd would say less: it is silent while a dead parent waits to
+    be collected, which in a container without an init may be for ever.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
 def descendants(table: dict[int, Usage], root: int) -> set[int]:
     """`root` and all that came from it, as far as the table knows them."""
     children: dict[int, list[int]] = {}
