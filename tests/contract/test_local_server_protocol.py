@@ -283,8 +283,8 @@ async def test_async_hang_up_interrupts_and_keeps_the_state() -> None:
         started = time.monotonic()
         assert (await one.run_code("x")).text == "1"
         assert time.monotonic() - started < 3
+        stubborn = "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass"
         with pytest.raises(TimeoutError):
-            stubborn = "while True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass"
             await asyncio.wait_for(one.run_code(stubborn), 0.7)
         assert (await one.run_code("1 + 1")).text == "2"
         with pytest.raises(TimeoutError):
