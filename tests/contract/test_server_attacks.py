@@ -52,9 +52,10 @@ def as_nobody() -> list[str]:
     """A command that runs another as an ordinary user on a disk it can only read."""
     python = Path(sys.base_prefix).resolve()
     args = ["bwrap", "--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--dev-bind", "/proc", "/proc"]
-    if python.is_relative_to("/root"):
-        args += ["--tmpfs", "/root"]
-        for parent in reversed([one for one in python.parents if one.is_relative_to("/root/")]):
+    closed = next((one for one in reversed(python.parents) if one.stat().st_mode & 0o005 != 0o005), None)
+    if closed is not None:  # such as root's home: only Python is shown of it, and read-only like all else
+        args += ["--tmpfs", str(closed)]
+        for parent in reversed([one for one in python.parents if one != closed and one.is_relative_to(closed)]):
             args += ["--perms", "0755", "--dir", str(parent)]
         args += ["--ro-bind", str(python), str(python)]
     shared = str(Path(tempfile.gettempdir()))

@@ -168,7 +168,7 @@ def _probe_inside() -> None:
             code = 2
         elif links - {"lo"}:
             code = 3
-        elif Path("/root").exists() and any(not entry.is_dir() for entry in Path("/root").iterdir()):
+        elif Path("/etc/shadow").exists():
             code = 4
         else:
             code = 0
