@@ -16,14 +16,18 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # Model text of any length is parsed; a block above this is refused rather than repaired.
 MAX_BLOCK_CHARS = 200_000
+MAX_LITERAL_CHARS = 50_000
 # How many closing tags are tried for one block whose code may hold the tag itself.
 MAX_CLOSINGS = 8
+# A model that repeats itself fills a turn with blocks; no loop runs that many.
+MAX_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,15 @@ def parse_tool_calls(text: str) -> list[ToolCall | MalformedCall]:
         text: the turn, decoded with or without special tokens.
     """
     calls: list[ToolCall | MalformedCall] = []
-    at = 0
+    at = blocks = 0
     while (start := text.find(OPEN, at)) != -1:
+        blocks += 1
+        if blocks > MAX_BLOCKS:
+            return [*calls, MalformedCall(f"the turn has more than {MAX_BLOCKS} calls, and the rest was not read")]
         body_start = start + len(OPEN)
         ends = _closings(text, body_start)
         if not ends:
-            parsed, reason = _parse_block(re.sub(r"<\|im_end\|>\s*$", "", text[body_start:]))
+            parsed, reason = _parse_block(text[body_start:].rstrip().removesuffix("<|im_end|>"))
             return calls + (parsed or [MalformedCall(f"the call has no closing {CLOSE}, and {reason}")])
         # The code itself may hold the closing tag: take the first end at which the block parses.
         attempts = [(end, *_parse_block(text[body_start:end])) for end in ends[:1]]
@@ -92,19 +99,38 @@ def _load(text: str) -> tuple[Any, str]:
     """The JSON value in `text` with unambiguous repairs, or None and the reason."""
     repaired = _repair_escapes(text)
     reason = ""
-    for candidate in dict.fromkeys((repaired, re.sub(r",(\s*[}\]])", r"\1", repaired))):
+    for repair in (str, _without_trailing_commas):
         try:
             # strict=False allows raw newlines and tabs inside strings.
-            return json.loads(candidate, strict=False), ""
+            value = json.loads(repair(repaired), strict=False)
+            return (value, "") if value is not None else (None, "it is null")
         except json.JSONDecodeError as error:
             reason = reason or f"it is not valid JSON: {error.msg} at character {error.pos}"
         except (RecursionError, ValueError):
             return None, "it is nested too deeply or holds a number that is too long"
+    value = _python_literal(text)
+    return (value, "") if value is not None else (None, reason)
+
+
+def _python_literal(text: str) -> dict[str, Any] | list[Any] | None:
+    """The dict or list that `text` is in Python's syntax, or None; only what JSON could say as well."""
+    if text[:1] not in ("{", "[") or len(text) > MAX_LITERAL_CHARS:
+        return None
     try:
-        value = ast.literal_eval(text) if len(text) < 50_000 else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a backslash that is no escape stays a backslash, which is right here
+            value = ast.literal_eval(text)
+        # Keys that are tuples, bytes, sets and the like have no meaning as arguments.
+        return json.loads(json.dumps(value))
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
-        value = None
-    return (value, "") if isinstance(value, dict | list) else (None, reason)
+        return None
+
+
+def _without_trailing_commas(text: str) -> str:
+    """`text` without commas before a closing bracket, strings left as they are."""
+    # A string that never ends takes the rest, so that no quote inside it is tried again.
+    pattern = r'("(?:[^"\\]|\\.)*+"?)|,(\s*[}\]])'
+    return re.sub(pattern, lambda match: match.group(1) or match.group(2), text, flags=re.DOTALL)
 
 
 def _repair_escapes(text: str) -> str:
@@ -122,8 +148,16 @@ def _repair_escapes(text: str) -> str:
 
 
 def _without_fence(text: str) -> str:
-    fenced = re.fullmatch(r"```[\w-]*\s*\n?(.*?)\n?```", text, flags=re.DOTALL)
-    return fenced.group(1).strip() if fenced else text
+    """What is between ``` and ``` if that is all there is, without the language's name."""
+    if len(text) < 6 or not (text.startswith("```") and text.endswith("```")):
+        return text
+    inner = text[3:-3]
+    first, newline, rest = inner.partition("\n")
+    if newline and re.fullmatch(r"[\w+-]*\s*", first):
+        inner = rest
+    elif not newline:
+        inner = re.sub(r"^(?:python3?|py|json)\s+", "", inner)
+    return inner.rstrip() if newline else inner.strip()
 
 
 def _as_call(entry: Any) -> ToolCall | MalformedCall:
@@ -134,7 +168,9 @@ def _as_call(entry: Any) -> ToolCall | MalformedCall:
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         return MalformedCall('the call has no "name"')
-    arguments = entry.get("arguments", entry.get("parameters"))
+    arguments = entry.get("arguments")
+    if arguments is None:
+        arguments = entry.get("parameters")
     if isinstance(arguments, str):
         loaded, _ = _load(arguments.strip())
         # A string that is no JSON object is the code itself: the one argument that there is.
