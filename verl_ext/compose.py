@@ -7,6 +7,7 @@ and with it torch (9.7 s against 1.0 s).
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -33,14 +34,12 @@ OPEN_BELOW = (
     "custom_reward_function.reward_kwargs",
     "data.apply_chat_template_kwargs",
     "ray_kwargs.ray_init",
-    "verl_ext",
 )
 # Keys that verl 0.6.1 reads with .get() and leaves out of its YAML.
 KNOWN_BEYOND_YAML = frozenset(
     {
         "actor_rollout_ref.actor.optim.override_optimizer_config",
         "custom_reward_function.reward_kwargs",
-        "verl_ext",
     }
 )
 
@@ -63,8 +62,8 @@ def hardware_names() -> list[str]:
 
 
 def recipe_names() -> list[str]:
-    """The names that `--recipe` takes."""
-    return sorted(path.stem for path in CONFIG_DIR.glob("*.yaml"))
+    """The names that `--recipe` takes: files that build on others, so not the list of agent loops."""
+    return sorted(path.stem for path in CONFIG_DIR.glob("*.yaml") if "defaults" in _yaml(path))
 
 
 def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -93,7 +92,11 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
         raise ConfigurationError(f"recipe {recipe} with hardware {hardware} does not compose: {error}") from error
     OmegaConf.set_struct(base, False)
     for key, value in pairs:
-        OmegaConf.update(base, key, value, merge=True, force_add=True)
+        try:
+            OmegaConf.update(base, key, value, merge=True, force_add=True)
+        except OmegaConfBaseException as error:
+            first = str(error).splitlines()[0]
+            raise ConfigurationError(f"override {key}={value}: {first}; compare the key with verl's YAML") from error
     problems = unknown_keys(base)
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
@@ -120,10 +123,16 @@ def unknown_keys(config: DictConfig) -> list[str]:
 
 
 def known_keys() -> frozenset[str]:
-    """Every key of verl's composed defaults, inner nodes included."""
-    with initialize_config_dir(str(verl_config_dir()), version_base=None):
+    """Every key of verl's composed defaults, inner nodes included, and ours as retool.yaml declares them."""
+    ours = _keys({"verl_ext": _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]}, "")
+    return _verl_keys(verl_config_dir()) | KNOWN_BEYOND_YAML | frozenset(ours)
+
+
+@functools.cache
+def _verl_keys(folder: Path) -> frozenset[str]:
+    with initialize_config_dir(str(folder), version_base=None):
         defaults = hydra_compose("ppo_trainer")
-    return frozenset(_keys(OmegaConf.to_container(defaults, resolve=False), "")) | KNOWN_BEYOND_YAML
+    return frozenset(_keys(OmegaConf.to_container(defaults, resolve=False), ""))
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -135,13 +144,14 @@ def resolve(config: DictConfig) -> DictConfig:
     Raises:
         ConfigurationError: a value is missing (`???`) or an interpolation leads nowhere.
     """
-    missing = sorted(OmegaConf.missing_keys(config))
+    # Not OmegaConf.missing_keys, which resolves as it goes and fails on a value that depends on a missing one.
+    missing = sorted(_missing(OmegaConf.to_container(config, resolve=False), ""))
     if missing:
         raise ConfigurationError(f"no value for {', '.join(missing)}: give each as KEY=VALUE behind `--`")
     try:
         return OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigurationError(f"the configuration does not resolve: {error}") from error
+        raise ConfigurationError(f"the configuration does not resolve: {' '.join(str(error).split())}") from error
 
 
 def _known(name: str, names: list[str], kind: str) -> None:
@@ -156,13 +166,37 @@ def _split(override: str) -> tuple[str, Any]:
     if match is None:
         raise ConfigurationError(f"override {override!r}: write KEY=VALUE, for example trainer.save_freq=10")
     try:
-        value = yaml.safe_load(match.group(2)) if match.group(2) != "" else ""
+        value = yaml.load(match.group(2), Loader=_ValueLoader) if match.group(2) != "" else ""  # noqa: S506 - safe
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"override {override!r}: the value cannot be read: {error}") from error
-    # YAML 1.1 reads 1e-6 as text.
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
-        value = float(value)
+        problem = getattr(error, "problem", None) or "it is no YAML"
+        raise ConfigurationError(f"override {override!r}: the value cannot be read: {problem}; quote it") from error
     return match.group(1), value
+
+
+class _ValueLoader(yaml.SafeLoader):
+    """YAML as Hydra's command line reads values: 1e-6 is a number; on, 010, 1:30 and 2025-01-01 are text."""
+
+
+_ValueLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"null|~", "n~"),
+    ("bool", r"(?i:true|false)", "tTfF"),
+    ("int", r"[-+]?(?:0|[1-9]\d*)", "-+0123456789"),
+    ("float", r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?", "-+.0123456789"),
+):
+    _ValueLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
+
+
+def _yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _missing(node: Any, prefix: str) -> Iterator[str]:
+    if node == "???":
+        yield prefix
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        yield from _missing(value, f"{prefix}.{name}" if prefix else str(name))
 
 
 def _keys(node: Any, prefix: str) -> Iterator[str]:

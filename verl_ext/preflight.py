@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.errors import ConfigurationError
 
@@ -17,18 +17,22 @@ def check(config: DictConfig) -> None:
     Raises:
         ConfigurationError: with every problem found.
     """
-    problems = [*_paths(config), *_divisions(config), *_broken_settings(config)]
+    sizes = list(_sizes(config))
+    problems = [*_paths(config), *(sizes or _divisions(config)), *_broken_settings(config)]
     if problems:
         lines = "".join(f"\n  - {problem}" for problem in problems)
         raise ConfigurationError(f"{len(problems)} problem(s) before the start:{lines}")
 
 
 def _paths(config: DictConfig) -> Iterator[str]:
-    model = Path(config.actor_rollout_ref.model.path).expanduser()
+    model = Path(str(config.actor_rollout_ref.model.path)).expanduser()
     if not (model / "config.json").is_file():
         yield f"no model in {model} (no config.json): give its folder with --model"
     for name in ("train_files", "val_files"):
-        for path in files(config.data[name]):
+        paths = files(config.data[name])
+        if not paths:
+            yield f"data.{name} names no file: make one with `invoke prepare-data`"
+        for path in paths:
             if not path.is_file():
                 yield f"data.{name}: {path} is not there: make it with `invoke prepare-data`"
     for key, value in (
@@ -36,8 +40,30 @@ def _paths(config: DictConfig) -> Iterator[str]:
         ("rollout.multi_turn.tool_config_path", config.actor_rollout_ref.rollout.multi_turn.tool_config_path),
         ("rollout.agent.agent_loop_config_path", config.actor_rollout_ref.rollout.agent.agent_loop_config_path),
     ):
-        if value and not Path(value).is_file():
+        if value and not Path(str(value)).is_file():
             yield f"{key}: {value} is not there"
+
+
+_SIZES = (
+    "data.train_batch_size",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.val_kwargs.n",
+    "actor_rollout_ref.rollout.agent.num_workers",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
+)
+
+
+def _sizes(config: DictConfig) -> Iterator[str]:
+    for key in _SIZES:
+        value = OmegaConf.select(config, key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            yield f"{key} is {value!r}: it must be a whole number of at least 1"
 
 
 def _divisions(config: DictConfig) -> Iterator[str]:
@@ -56,7 +82,8 @@ def _divisions(config: DictConfig) -> Iterator[str]:
             f"{actor.ppo_mini_batch_size}: change one of them"
         )
     if gpus % rollout.tensor_model_parallel_size:
-        yield f"{gpus} GPUs do not divide into engines of tensor_model_parallel_size {rollout.tensor_model_parallel_size}"
+        size = rollout.tensor_model_parallel_size
+        yield f"{gpus} GPUs do not divide into engines of tensor_model_parallel_size {size}"
     if gpus % actor.ulysses_sequence_parallel_size:
         yield (
             f"{gpus} GPUs do not divide into groups of ulysses_sequence_parallel_size "
@@ -75,10 +102,11 @@ def _broken_settings(config: DictConfig) -> Iterator[str]:
         )
     if rollout.mode != "async":
         yield f"rollout.mode is {rollout.mode!r}: the agent loop runs in mode async only"
-    if rollout.multi_turn.max_tool_response_length <= 256:
+    longest = rollout.multi_turn.max_tool_response_length
+    if not isinstance(longest, int) or longest <= 256:
         yield "rollout.multi_turn.max_tool_response_length is verl's 256 characters: a traceback needs more, say 4096"
 
 
 def files(value: Any) -> list[Path]:
     """verl's train_files and val_files: one path or a list of them."""
-    return [Path(item).expanduser() for item in ([value] if isinstance(value, str) else value)]
+    return [Path(str(item)).expanduser() for item in ([value] if isinstance(value, str) else value or [])]

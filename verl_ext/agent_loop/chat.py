@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from verl_ext.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-_STEM: list[Message] = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "reply"}]
+_REPLY, _THOUGHT = "reply", "<think>\nthought\n</think>\n\nreply"
+_PROBE: Message = {"role": "tool", "content": "probe"}
 
 
 class ChatSegments:
@@ -49,7 +52,8 @@ class ChatSegments:
         if not isinstance(eos, str) or not isinstance(tokenizer.eos_token_id, int):
             raise ConfigurationError("the tokenizer has no eos token, so no turn would ever end: set eos_token")
         self.turn_end_id: int = tokenizer.eos_token_id
-        self._stem = self._render(_STEM, add_generation_prompt=False)
+        self._stem_messages = _stem(_REPLY)
+        self._stem = self._render(self._stem_messages, add_generation_prompt=False)
         cut = self._stem.rfind(eos)
         if cut == -1 or self._stem[cut + len(eos) :].strip():
             raise ConfigurationError(
@@ -57,7 +61,8 @@ class ChatSegments:
                 "generation would not stop where a turn ends; set the tokenizer's eos_token to the turn's end"
             )
         self._after_turn = cut + len(eos)
-        self.segment([{"role": "tool", "content": "probe"}])
+        self.segment([_PROBE])
+        self._refuse_loss_of_thinking()
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Ids of the first prompt: the messages, the tools, and the opening of the assistant's turn."""
@@ -70,25 +75,44 @@ class ChatSegments:
             messages: what the environment says, usually tool messages.
             turn_is_closed: whether the sampled turn ends with the eos token; if not, it is put in front.
         """
-        whole = self._render([*_STEM, *messages], add_generation_prompt=True)
+        whole = self._render([*self._stem_messages, *messages], add_generation_prompt=True)
         if not whole.startswith(self._stem[: self._after_turn]):
-            raise ConfigurationError(
-                "the chat template changes earlier turns when later ones are added (as templates that drop "
-                "thinking do), so sampled tokens would not be what the model is trained on: use another template"
-            )
+            raise _rewrites_turns()
         ids = self._encode(whole[self._after_turn :])
         return ids if turn_is_closed else [self.turn_end_id, *ids]
 
+    def _refuse_loss_of_thinking(self) -> None:
+        stem = _stem(_THOUGHT)
+        alone = self._render(stem, add_generation_prompt=False).rstrip()
+        if _THOUGHT not in alone or not self._render([*stem, _PROBE], add_generation_prompt=True).startswith(alone):
+            raise _rewrites_turns()
+
     def _render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        text = self._tokenizer.apply_chat_template(
-            list(messages),
-            tools=self._tools,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **self._template_kwargs,
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=self._tools,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self._template_kwargs,
+            )
+        except TemplateError as error:
+            raise ConfigurationError(
+                f"the chat template refuses a conversation with a tool ({error}): use one with tool messages"
+            ) from error
         assert isinstance(text, str)  # noqa: S101 - tokenize=False gives text
         return text
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _stem(reply: str) -> list[Message]:
+    return [{"role": "user", "content": "question"}, {"role": "assistant", "content": reply}]
+
+
+def _rewrites_turns() -> ConfigurationError:
+    return ConfigurationError(
+        "the chat template changes earlier turns when later ones are added (as templates that drop thinking do), "
+        "so sampled tokens would not be what the model is trained on: use another template"
+    )

@@ -8,8 +8,9 @@ template's; a failing sandbox masks the trajectory; the trajectory is recorded.
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,16 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import ToolResponse
 from verl.tools.utils.tool_registry import initialize_tools_from_config
 
 from verl_ext.agent_loop.chat import ChatSegments, Message
 from verl_ext.agent_loop.tool_calls import MalformedCall, ToolCall, parse_tool_calls
 from verl_ext.errors import DataError
+from verl_ext.tools.observation import printable, shorten
 from verl_ext.trajectory import CallRecord, LoopRecord, TurnRecord
+
+logger = logging.getLogger(__name__)
 
 RECORD_FIELD = "trajectory_record"
 
@@ -59,6 +64,7 @@ class CodeInterpreterLoop(AgentLoopBase):
         cls.max_assistant_turns = rollout.multi_turn.max_assistant_turns or 1_000_000
         cls.max_user_turns = rollout.multi_turn.max_user_turns or 1_000_000
         cls.max_calls_per_turn = rollout.multi_turn.max_parallel_calls
+        cls.max_response_chars = rollout.multi_turn.max_tool_response_length
         cls._class_initialized = True
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
@@ -83,16 +89,24 @@ class CodeInterpreterLoop(AgentLoopBase):
                 f"{self.prompt_length}: set data.filter_overlong_prompts=True or raise data.max_prompt_length"
             )
         state = _State(prompt_ids, LoopRecord(trajectory_id))
-        opened: list[BaseTool] = []
         try:
-            for tool in self.tools.values():
-                await tool.create(instance_id=trajectory_id)
-                opened.append(tool)
-            await self._converse(state, sampling_params)
+            if await self._open_tools(state):
+                await self._converse(state, sampling_params)
         finally:
-            for tool in opened:
-                await tool.release(trajectory_id)
+            for name, instance_id in state.instances.items():
+                await _attempt(self.tools[name].release(instance_id), f"release of {name} for {trajectory_id}")
         return self._output(state)
+
+    async def _open_tools(self, state: _State) -> bool:
+        """Whether every tool has an instance for this trajectory; if not, the trajectory is lost."""
+        trajectory_id = state.record.trajectory_id
+        for name, tool in self.tools.items():
+            made = await _attempt(tool.create(instance_id=trajectory_id), f"create of {name} for {trajectory_id}")
+            if not isinstance(made, tuple) or not isinstance(made[0], str):
+                state.fail("infra_failed", f"the tool {name} could not be opened; the worker's log has the cause")
+                return False
+            state.instances[name] = made[0]
+        return True
 
     async def _converse(self, state: _State, sampling_params: dict[str, Any]) -> None:
         assistant_turns = user_turns = 0
@@ -104,7 +118,7 @@ class CodeInterpreterLoop(AgentLoopBase):
                 return state.fail("aborted", "the engine returned no token")
             if state.left(self.response_length) <= 0:
                 return state.stop("length")
-            calls = parse_tool_calls(self.tokenizer.decode(ids, skip_special_tokens=False)) if self.tools else []
+            calls = self._calls(ids)
             if not calls:
                 return state.stop("answered")
             if assistant_turns >= self.max_assistant_turns or user_turns >= self.max_user_turns:
@@ -119,6 +133,12 @@ class CodeInterpreterLoop(AgentLoopBase):
                 return state.stop("length")
             state.append(segment, mask=0)
             user_turns += 1
+
+    def _calls(self, ids: list[int]) -> list[ToolCall | MalformedCall]:
+        if not self.tools:
+            return []
+        said = ids[:-1] if ids[-1] == self.chat.turn_end_id else ids
+        return parse_tool_calls(self.tokenizer.decode(said, skip_special_tokens=False))
 
     async def _generate(self, state: _State, sampling_params: dict[str, Any]) -> list[int]:
         started_s = time.monotonic()
@@ -147,14 +167,14 @@ class CodeInterpreterLoop(AgentLoopBase):
                 name = call.name if isinstance(call, ToolCall) else ""
                 records.append(CallRecord(name, "", "not_run", text))
                 continue
-            record = await self._run_call(call, state.record.trajectory_id)
+            record = await self._run_call(call, state)
             records.append(record)
             if record.status == "infra_failed":
                 break
         state.tool_s += time.monotonic() - started_s
         return records
 
-    async def _run_call(self, call: ToolCall | MalformedCall, trajectory_id: str) -> CallRecord:
+    async def _run_call(self, call: ToolCall | MalformedCall, state: _State) -> CallRecord:
         if isinstance(call, MalformedCall):
             text = (
                 f"The tool call could not be read: {call.reason}. "
@@ -165,11 +185,17 @@ class CodeInterpreterLoop(AgentLoopBase):
         tool = self.tools.get(call.name)
         if tool is None:
             text = f"There is no tool {call.name[:80]!r}. Tools: {', '.join(self.tools)}."
-            return CallRecord(call.name[:80], arguments, "unknown_tool", text)
+            return CallRecord(printable(call.name[:80]), arguments, "unknown_tool", text)
         started_s = time.monotonic()
-        response, _, facts = await tool.execute(trajectory_id, call.arguments)
-        status = str(facts.get("status", "ok"))
-        return CallRecord(call.name, arguments, status, response.text or "", time.monotonic() - started_s)
+        what = f"{call.name} for {state.record.trajectory_id}"
+        result = await _attempt(tool.execute(state.instances[call.name], call.arguments), what)
+        elapsed_s = time.monotonic() - started_s
+        if not isinstance(result, tuple) or not isinstance(result[0], ToolResponse):
+            return CallRecord(call.name, arguments, "infra_failed", "", elapsed_s)
+        facts = result[2] if len(result) > 2 and isinstance(result[2], dict) else {}
+        # Our own tool has cut its output already; this is for tools that have not.
+        text = shorten(printable(result[0].text or ""), self.max_response_chars)
+        return CallRecord(call.name, arguments, str(facts.get("status", "ok")), text, elapsed_s)
 
     def _output(self, state: _State) -> AgentLoopOutput:
         record = state.record
@@ -191,7 +217,9 @@ class CodeInterpreterLoop(AgentLoopBase):
                 "final_text": record.final_text,
                 "assistant_text": record.assistant_text,
                 "tool_calls": len(calls) - malformed,
-                "tool_errors": sum(call.status in ("error", "timeout", "bad_arguments", "unknown_tool") for call in calls),
+                "tool_errors": sum(
+                    call.status in ("error", "timeout", "bad_arguments", "unknown_tool") for call in calls
+                ),
                 "parse_failures": malformed,
                 "num_turns": num_turns,
                 "infra_failed": masked,
@@ -207,6 +235,7 @@ class _State:
         self.prompt_ids = prompt_ids
         self.record = record
         self.request_id = uuid4().hex
+        self.instances: dict[str, str] = {}  # by name of the tool
         self.response_ids: list[int] = []
         self.response_mask: list[int] = []
         self.log_probs: list[float] = []
@@ -227,6 +256,15 @@ class _State:
     def fail(self, reason: str, error: str) -> None:
         self.record.stop_reason = reason
         self.record.infra_error = error
+
+
+async def _attempt(action: Awaitable[Any], what: str) -> Any:
+    """What a tool's own code gave, or None if it raised: verl 0.6.1 would let that end the whole batch."""
+    try:
+        return await action
+    except Exception:  # a tool is foreign code, and whatever it raises may cost one trajectory only
+        logger.exception("%s raised", what)
+        return None
 
 
 def _trajectory_id(row: dict[str, Any]) -> str:

@@ -1,10 +1,10 @@
-"""Hermes tool calls as models really write them.
+r"""Hermes tool calls as models really write them.
 
 verl 0.6.1's parser is `json.loads` on each `<tool_call>` block and drops what does not parse, so that the
 trajectory ends without a word to the model (HermesToolParser, verl/experimental/agent_loop/tool_parser.py).
 This one repairs what has one meaning, and says what is wrong with the rest, so that the loop can answer.
 
-Covered: raw newlines and tabs in strings, backslashes that are no JSON escape ("\\pi", "\\frac"), trailing
+Covered: raw newlines and tabs in strings, backslashes that are no JSON escape ("\pi", "\frac"), trailing
 commas, Python literals with single quotes, `parameters` for `arguments`, arguments given as a JSON string or
 as bare code, a fence around the JSON, a list of calls in one block, the literal `</tool_call>` inside the
 code, a block that the end of the turn cut off. Not covered: anything that needs guessing; that is a

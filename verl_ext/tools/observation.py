@@ -20,9 +20,10 @@ def observation_text(execution: Execution, max_chars: int) -> str:
     if execution.error is not None:
         parts.append(execution.error.traceback or f"{execution.error.name}: {execution.error.value}")
     text = "\n".join(stripped for part in parts if (stripped := part.strip("\n")))
+    text = printable(text)
     if execution.dropped_bytes:
         text = f"{text}\n({execution.dropped_bytes} bytes of output were not kept)"
-    return shorten(_printable(text), max_chars) if text.strip() else NOTHING
+    return shorten(text, max_chars) if text.strip() else NOTHING
 
 
 def shorten(text: str, max_chars: int) -> str:
@@ -35,7 +36,7 @@ def shorten(text: str, max_chars: int) -> str:
     return text[:head] + note + text[len(text) - (keep - head) :]
 
 
-def _printable(text: str) -> str:
-    # Lone surrogates cannot be encoded for the tokenizer; NUL and escape sequences only mislead the model.
+def printable(text: str) -> str:
+    """`text` without what a tokenizer refuses (lone surrogates) or what only misleads the model (NUL, escapes)."""
     safe = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(c for c in safe if c in "\n\t" or c.isprintable() or ord(c) >= 0xA0)
