@@ -64,7 +64,8 @@ def running_server(log_path: Path, options: Sequence[str] = ()) -> Iterator[Loca
     command = [sys.executable, "-m", "verl_ext.sandbox.server", "--parent-pid", str(os.getpid()), *options]
     with log_path.open("wb") as log:
         # A session of its own: Ctrl-C must reach the run first, which ends the sandboxes and then the server.
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
+        # Unbuffered: `select` sees the pipe only, not what a buffer has taken out of it.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0)
     try:
         yield _wait_until_ready(process, log_path)
     finally:

@@ -35,7 +35,10 @@ class Follower:
         for entry in phases[self._phases :]:
             self._changed(f"{entry['phase']} ({entry['time_s'] - self._started_s:.0f} s)")
         for entry in metrics[self._metrics :]:
-            self._changed(self._line(entry))
+            if "agent/reward_mean" in entry["data"]:
+                self._changed(self._line(entry))
+            if any(name.startswith("val-") for name in entry["data"]):
+                self._changed(validation_line(entry["step"], entry["data"]))
         self._phases, self._metrics = len(phases), len(metrics)
 
     def _changed(self, line: str) -> None:
@@ -44,9 +47,9 @@ class Follower:
         self._say(line)
 
     def _line(self, entry: dict[str, Any]) -> str:
-        data, step = entry["data"], entry["step"]
-        if "agent/reward_mean" not in data:
-            return validation_line(step, data)
+        # None stands for what is no number, see AgsTracking.
+        data = {name: float("nan") if value is None else value for name, value in entry["data"].items()}
+        step = entry["step"]
         total = f"/{self._total_steps}" if self._total_steps else ""
         seconds = float(data.get("timing_s/step", 0.0))
         self._step_s.append(seconds)
@@ -66,5 +69,8 @@ class Follower:
 def validation_line(step: int, data: dict[str, Any]) -> str:
     """One line for a validation."""
     core = {name: value for name, value in data.items() if name.startswith("val-core/") and "/mean@" in name}
-    scores = "  ".join(f"{name.removeprefix('val-core/')} {value:.3f}" for name, value in core.items())
+    scores = "  ".join(
+        f"{name.removeprefix('val-core/')} {float('nan') if value is None else value:.3f}"
+        for name, value in core.items()
+    )
     return f"validation at step {step}  {scores or 'no score'}"

@@ -12,7 +12,7 @@ from verl.protocol import DataProto
 
 from verl_ext.agent_loop.loop import RECORD_FIELD
 from verl_ext.errors import SandboxUnavailableError
-from verl_ext.trajectory import LoopRecord, write_records
+from verl_ext.trajectory import CallRecord, LoopRecord, write_records
 
 # Ours, taken out of the batch once they are recorded: verl would carry them to every worker and back.
 LOOP_FIELDS = (
@@ -32,7 +32,7 @@ def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id
 
     Args:
         prompts: what verl asked for; rows in the same order as `output`.
-        output: what the workers gave; `LOOP_FIELDS` and `reward_extra_info` are removed from it.
+        output: what the workers gave; `LOOP_FIELDS` are removed from it.
         run_dir: the run's folder.
         run_id: the run's id.
         copies: trajectories per prompt. verl pads a validation batch to a multiple of the workers by
@@ -119,7 +119,7 @@ def _row(
         "response_mask": batch["response_mask"][index, :length].tolist(),
         "rollout_log_probs": log_probs,
         "turns": [
-            {**vars(turn), "text": _storable(turn.text), "calls": [vars(call) for call in turn.calls]}
+            {**vars(turn), "text": _storable(turn.text), "calls": [_call_row(call) for call in turn.calls]}
             for turn in record.turns
         ],
         "final_text": _storable(record.final_text),
@@ -131,6 +131,11 @@ def _row(
         "infra_failed": bool(record.infra_error),
         "infra_error": record.infra_error,
     }
+
+
+def _call_row(call: CallRecord) -> dict[str, Any]:
+    texts = {name: _storable(getattr(call, name)) for name in ("name", "arguments", "status", "response")}
+    return {**texts, "elapsed_s": call.elapsed_s}
 
 
 def _field(data: DataProto, name: str, index: int, *, default: Any) -> Any:

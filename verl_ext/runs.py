@@ -57,5 +57,5 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """The complete lines of a JSONL file that may still be growing; empty if it is not there yet."""
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line]

@@ -61,7 +61,9 @@ class Report:
         console = Console(width=110, record=True, quiet=True, force_terminal=False)
         console.print(_steps_table(self.numbers["steps"]))
         console.print(_numbers_table(self.numbers))
-        rule = Table("rule", "found", "", title="it learned" if self.passed else "it did NOT learn", title_justify="left")
+        rule = Table(
+            "rule", "found", "", title="it learned" if self.passed else "it did NOT learn", title_justify="left"
+        )
         for check in self.checks:
             rule.add_row(check.name, check.found, "yes" if check.passed else "NO")
         console.print(rule)
@@ -79,6 +81,7 @@ def report(result: RunResult, verified: dict[str, Any], seconds: dict[str, float
     steps = [entry for entry in read_jsonl(result.run_dir / METRICS) if "agent/accuracy" in entry["data"]]
     quarter = max(1, len(steps) // 4)
     first, last = steps[:quarter], steps[-quarter:]
+    records = list(read_records(result.run_dir, validation=False))
     numbers: dict[str, Any] = {
         "steps": [_step_numbers(entry) for entry in steps],
         "accuracy_first": _mean(first, "agent/accuracy"),
@@ -91,10 +94,9 @@ def report(result: RunResult, verified: dict[str, Any], seconds: dict[str, float
         "parse_failure_ratio": _mean(steps, "agent/parse_failure_ratio"),
         "turns": _mean(steps, "agent/assistant_turns"),
         "accuracy_without_tool": _weighted_accuracy_without_tool(steps),
-        "probability_difference_last": last[-1]["data"].get("training/rollout_probs_diff_mean", float("nan"))
-        if last
-        else float("nan"),
-        "mask_errors": mask_errors(read_records(result.run_dir, validation=False)),
+        "probability_difference_last": _mean(last[-1:], "training/rollout_probs_diff_mean"),
+        "mask_errors": mask_errors(records),
+        "mask_rows": len(records),
         "validation": _validations(read_jsonl(result.run_dir / METRICS)),
         "server": result.server_stats,
         "swept": result.swept,
@@ -123,7 +125,11 @@ def checks(numbers: dict[str, Any]) -> list[Check]:
             without["accuracy"] < MAX_ACCURACY_WITHOUT_TOOL and without["trajectories"] > 0,
             f"{without['accuracy']:.1%} of {without['trajectories']:.0f}",
         ),
-        Check("the tool's tokens are masked", numbers["mask_errors"] == 0, f"{numbers['mask_errors']} wrong rows"),
+        Check(
+            "the tool's tokens are masked",
+            numbers["mask_errors"] == 0 and numbers["mask_rows"] > 0,
+            f"{numbers['mask_errors']} of {numbers['mask_rows']} rows wrong",
+        ),
         Check(
             f"engine and trainer agree at the last step, under {PROBABILITY_BAND:g}",
             bool(difference < PROBABILITY_BAND),
@@ -133,7 +139,9 @@ def checks(numbers: dict[str, Any]) -> list[Check]:
     ]
     if export := numbers["export"]:
         good = bool(export.get("ok"))
-        words = export.get("error") or ", ".join(f"{key} {value:.2g}" for key, value in export.get("differences", {}).items())
+        words = export.get("error") or ", ".join(
+            f"{key} {value:.2g}" for key, value in export.get("differences", {}).items()
+        )
         found.append(Check("the exported model has the trainer's logits", good, words))
     return found
 
@@ -143,27 +151,37 @@ def mask_errors(records: Iterable[dict[str, Any]]) -> int:
 
     The model's tokens are counted turn by turn from the record, which the mask had no part in.
     """
-    wrong = 0
-    for record in records:
-        mask = np.asarray(record["response_mask"], dtype=np.int8)
-        sampled = sum(turn["tokens"] for turn in record["turns"])
-        log_probs = np.asarray(record["rollout_log_probs"], dtype=np.float32)
-        runs = 1 + int(np.count_nonzero(np.diff(mask) == 1)) if len(mask) and mask[0] else 0
-        bad = record["infra_failed"] and mask.any()
-        if not record["infra_failed"]:
-            # Environment tokens have no log-prob of the engine (0.0); sampled ones nearly always do.
-            bad = int(mask.sum()) != sampled or runs != len(record["turns"]) or bool(np.any(log_probs[mask == 0]))
-        wrong += bool(bad)
-    return wrong
+    return sum(_has_wrong_mask(record) for record in records)
+
+
+def _has_wrong_mask(record: dict[str, Any]) -> bool:
+    mask = np.asarray(record["response_mask"], dtype=np.int8)
+    log_probs = np.asarray(record["rollout_log_probs"], dtype=np.float32)
+    if not len(mask) or len(log_probs) != len(mask):
+        return True
+    if record["infra_failed"]:
+        return bool(mask.any())
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask, [0]))))
+    trained = (edges[1::2] - edges[::2]).tolist()  # lengths of the runs of ones, in order
+    # Environment tokens have no log-prob of the engine (0.0); sampled ones nearly always do.
+    shifted = not mask[0] or bool(np.any(log_probs[mask == 0]))
+    return shifted or trained != [turn["tokens"] for turn in record["turns"]]
 
 
 def _mean(entries: Sequence[dict[str, Any]], name: str) -> float:
-    return float(np.mean([entry["data"][name] for entry in entries])) if entries else float("nan")
+    return float(np.mean([_float(entry["data"].get(name)) for entry in entries])) if entries else float("nan")
+
+
+def _float(value: Any) -> float:
+    """The logged number; null in the file stands for what was no number."""
+    return float("nan") if value is None else float(value)
 
 
 def _weighted_accuracy_without_tool(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     counts = [entry["data"]["agent/trajectories_without_tool"] for entry in steps]
-    right = [entry["data"]["agent/accuracy_without_tool"] * count for entry, count in zip(steps, counts, strict=True)]
+    right = [
+        _float(entry["data"]["agent/accuracy_without_tool"]) * count for entry, count in zip(steps, counts, strict=True)
+    ]
     return {"trajectories": float(sum(counts)), "accuracy": float(sum(right) / max(1.0, sum(counts)))}
 
 
@@ -183,12 +201,12 @@ def _step_numbers(entry: dict[str, Any]) -> dict[str, float]:
         "log_prob_s": "timing_s/old_log_prob",
         "update_s": "timing_s/update_actor",
     }
-    return {"step": entry["step"]} | {name: float(data.get(key, float("nan"))) for name, key in names.items()}
+    return {"step": entry["step"]} | {name: _float(data.get(key)) for name, key in names.items()}
 
 
 def _validations(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {
-        str(entry["step"]): value
+        str(entry["step"]): _float(value)
         for entry in entries
         for name, value in entry["data"].items()
         if name.startswith("val-core/") and "/acc/mean@" in name
@@ -214,14 +232,18 @@ def _numbers_table(numbers: dict[str, Any]) -> Table:
     rows = {
         "accuracy, first and last quarter": f"{numbers['accuracy_first']:.3f}, {numbers['accuracy_last']:.3f}",
         "reward, first and last quarter": f"{numbers['reward_first']:+.3f}, {numbers['reward_last']:+.3f}",
-        "validation accuracy by step": ", ".join(f"{step}: {value:.3f}" for step, value in numbers["validation"].items()),
+        "validation accuracy by step": ", ".join(
+            f"{step}: {value:.3f}" for step, value in numbers["validation"].items()
+        ),
         "tool calls": f"{numbers['tool_calls']:.0f}",
         "tool error ratio, parse failure ratio": f"{numbers['tool_error_ratio']:.3f}, {numbers['parse_failure_ratio']:.3f}",
         "assistant turns per trajectory": f"{numbers['turns']:.2f}",
         "sandboxes created, ended, left": (
             f"{server.get('created', '?')}, {server.get('killed', '?')}, {numbers['left']}"
         ),
-        "start, seconds since the request": ", ".join(f"{name} {at:.0f}" for name, at in numbers["start_phases"].items()),
+        "start, seconds since the request": ", ".join(
+            f"{name} {at:.0f}" for name, at in numbers["start_phases"].items()
+        ),
         "seconds": ", ".join(f"{name} {value:.0f}" for name, value in numbers["seconds"].items()),
     }
     for name, value in rows.items():

@@ -83,7 +83,7 @@ class SandboxedAgentLoopWorker(verl_agent_loop.AgentLoopWorkerBase):
         """verl's batch in, verl's batch out; see `AgentLoopWorkerBase.generate_sequences`."""
         return await super().generate_sequences(batch)
 
-    async def sandbox_metrics(self) -> dict[str, float]:
+    def sandbox_metrics(self) -> dict[str, float]:
         """Counts and latencies of this worker's sandboxes since it started."""
         return self._pool.metrics.summary()
 
