@@ -15,7 +15,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -526,8 +526,8 @@ async def test_a_batch_that_is_all_lost_ends_the_run_with_its_cause_on_disk(roll
 class BrokenTool(BaseTool):
     """A tool of someone else's; `faults` says what each method does."""
 
-    faults: dict[str, Any] = {}
-    released: list[str] = []
+    faults: ClassVar[dict[str, Any]] = {}
+    released: ClassVar[list[str]] = []
 
     def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema) -> None:
         self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name
