@@ -94,7 +94,7 @@ def check(context):
     setup(context)
     python(context, "ruff", "check", ".")
     python(context, "ruff", "format", "--check", ".")
-    python(context, "pyright")
+    python(context, "pyright", "--pythonpath", sys.executable)
     run(context, str(Path(sys.executable).with_name("lint-imports")))
 
 

@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
 from verl_ext import preflight, runs
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
+from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.local_server import LocalServer, running_server
 from verl_ext.manifest import manifest
 from verl_ext.sandbox.connect import LEDGERS
@@ -37,14 +37,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_DIED = 2, 70
-
-
-class Interrupted(BaseException):  # noqa: N818 - like KeyboardInterrupt, which it stands beside
-    """SIGTERM or SIGINT arrived; `signum` says which. Not an Exception, so nothing swallows it."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 @dataclass(frozen=True)
@@ -140,23 +132,25 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
     with _sandbox_service(request, settings, run_dir) as server:
         if server:
             say(f"local sandbox server at {server.url}, isolation: {server.isolation}")
-        environment = _environment(request, settings, run_dir, server)
+        environment = _environment(request, settings, run_dir, server, cpu=config.verl_ext.get("device") == "cpu")
         try:
-            _train(config, environment, run_dir, say)
+            _train(config, environment, run_dir, server, say)
         finally:
-            swept, left = asyncio.run(_sweep(settings, server, config.verl_ext.run_id))
+            swept, left = asyncio.run(_sweep(settings, server, config.verl_ext.run_id, run_dir))
             stats = server.stats(**{"verl-ags-run": config.verl_ext.run_id}) if server else {}
             say(_sandbox_line(run_dir, swept, left))
     return RunResult(run_dir, stats, swept, left, time.monotonic() - started_s)
 
 
-def _train(config: DictConfig, environment: dict[str, str], run_dir: Path, say: Callable[[str], None]) -> None:
+def _train(
+    config: DictConfig, environment: dict[str, str], run_dir: Path, server: LocalServer | None, say: Callable[[str], None]
+) -> None:
     from verl_ext.progress import Follower
     from verl_ext.ray_run import local_ray, open_files_limit, train
 
     open_files_limit()
     follower = Follower(run_dir, say, config.trainer.total_training_steps)
-    with local_ray(config, environment, run_dir):
+    with local_ray(config, environment, run_dir, spare=server.pid if server else 0):
         runs.note_phase(run_dir, "Ray is up")
         try:
             train(config, follower, float(config.verl_ext.get("stall_timeout_s", 3600)))
@@ -164,7 +158,9 @@ def _train(config: DictConfig, environment: dict[str, str], run_dir: Path, say: 
             follower.poll()
 
 
-def _environment(request: RunRequest, settings: Settings, run_dir: Path, server: LocalServer | None) -> dict[str, str]:
+def _environment(
+    request: RunRequest, settings: Settings, run_dir: Path, server: LocalServer | None, *, cpu: bool
+) -> dict[str, str]:
     """Variables of every process of the run. Nothing secret: Ray shows them."""
     import_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251 - passed on
     values = {
@@ -183,7 +179,7 @@ def _environment(request: RunRequest, settings: Settings, run_dir: Path, server:
             "E2B_API_URL": server.url,
             "E2B_SANDBOX_URL": server.url,
         }
-    if request.hardware == "cpu":
+    if cpu:
         values |= _cpu_environment()
     return values | request.environment
 
@@ -195,7 +191,9 @@ def _cpu_environment() -> dict[str, str]:
         "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores())),
-        "VLLM_USE_V1": "1",
+        # Ray would set 1 for each process; passive, since the processes take turns on the same cores.
+        "OMP_NUM_THREADS": str(len(cores())),
+        "OMP_WAIT_POLICY": "PASSIVE",
     }
 
 
@@ -209,18 +207,18 @@ def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> 
         yield server
 
 
-async def _sweep(settings: Settings, server: LocalServer | None, run_id: str) -> tuple[int, int]:
+async def _sweep(settings: Settings, server: LocalServer | None, run_id: str, run_dir: Path) -> tuple[int, int]:
     """End what the run's own processes left; how many that were, and how many are left after it."""
     from verl_ext.sandbox.e2b import E2BBackend
-    from verl_ext.sandbox.ledger import RUN_LABEL, sweep
+    from verl_ext.sandbox.ledger import RUN_LABEL, clean_run
 
     backend = E2BBackend.from_settings(settings, local_url=server.url if server else None)
     try:
-        await sweep(backend, {RUN_LABEL: run_id})
+        report = await clean_run(backend, run_id, run_folder=run_dir / LEDGERS)
         left = await backend.list_ids(labels={RUN_LABEL: run_id})
     finally:
         await backend.aclose()
-    return 0, len(left)
+    return report.killed, len(left)
 
 
 def _sandbox_line(run_dir: Path, swept: int, left: int) -> str:
@@ -232,21 +230,9 @@ def _sandbox_line(run_dir: Path, swept: int, left: int) -> str:
     return f"sandboxes: created {created}, killed {killed}, swept {swept}, left {left}"
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into `Interrupted`, so that every finally runs; a second one changes nothing."""
-
-    def interrupt(signum: int, _: FrameType | None) -> None:
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, signal.SIG_IGN)
-        raise Interrupted(signum)
-
-    before = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+def child_environment(**values: str) -> dict[str, str]:
+    """This process's environment with `values` in it, for a child process."""
+    return {**os.environ, **values}  # noqa: TID251 - handed on, not read
 
 
 def say_line(line: str) -> None:

@@ -15,6 +15,8 @@ import ray
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.errors import TrainingDiedError
+from verl_ext.interrupts import deferred, rearm
+from verl_ext.process_tree import adopt_orphans, end_descendants
 from verl_ext.progress import Follower
 from verl_ext.runs import LOGS
 
@@ -47,7 +49,7 @@ class RunnerProcess:
 
 
 @contextlib.contextmanager
-def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path) -> Iterator[None]:
+def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, spare: int = 0) -> Iterator[None]:
     """Ray on this machine for as long as the block runs; its logs are moved to the run folder.
 
     Args:
@@ -55,25 +57,52 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path) ->
         environment: variables of every worker, in addition to those of this process. No secrets: Ray shows
             them.
         run_dir: the run's folder.
+        spare: process id of a child that stays, the sandbox server's.
     """
     # Short, since Ray puts sockets below it and a socket's path has at most 107 bytes.
     session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))  # noqa: S108 - mkdtemp, mode 700
     arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert isinstance(arguments, dict)  # noqa: S101 - verl's schema
     options: dict[str, Any] = {str(name): value for name, value in arguments.items() if value is not None}
+    adopt_orphans()
     try:
-        ray.init(
-            _temp_dir=str(session),
-            log_to_driver=False,
-            include_dashboard=False,
-            runtime_env={"env_vars": {**PPO_ENVIRONMENT, **environment}},
-            **options,
-        )
+        with deferred():
+            _start_ray(session, environment, options)
         yield
     finally:
+        pids = _worker_pids()
         ray.shutdown()
+        end_descendants(spare)
         _keep_logs(session, run_dir / LOGS)
         shutil.rmtree(session, ignore_errors=True)
+        _remove_engine_sockets(pids)
+
+
+def _start_ray(session: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
+    ray.init(
+        _temp_dir=str(session),
+        log_to_driver=False,
+        include_dashboard=False,
+        # Ray's default of 15 would let any other process of the machine go first.
+        _system_config={"worker_niceness": 0},
+        runtime_env={"env_vars": {**PPO_ENVIRONMENT, **environment}},
+        logging_level="warning",
+        **options,
+    )
+    rearm()  # ray.init takes SIGTERM for itself
+
+
+def _worker_pids() -> set[int]:
+    if not ray.is_initialized():
+        return set()
+    return {int(actor["Pid"]) for actor in ray._private.state.actors().values()}  # type: ignore[attr-defined]
+
+
+def _remove_engine_sockets(pids: set[int]) -> None:
+    """Remove the sockets that verl 0.6.1 leaves in /tmp, one for each process with an engine's worker."""
+    for pid in pids:
+        for path in Path("/tmp").glob(f"verl_vllm_zmq_{pid}_*.ipc"):  # noqa: S108 - verl's place
+            path.unlink(missing_ok=True)
 
 
 def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> None:
@@ -92,15 +121,17 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
     first_death_s: float | None = None
     death = ""
     while True:
-        done, _ = ray.wait([result], timeout=POLL_S)
-        follower.poll()
+        with deferred():
+            done, _ = ray.wait([result], timeout=POLL_S)
+            follower.poll()
         if done:
             try:
                 ray.get(result)
                 return
             except ray.exceptions.RayError as error:
                 raise TrainingDiedError(_cause(error)) from error
-        death = death or _dead_actor()
+        with deferred():
+            death = death or _dead_actor()
         if death:
             first_death_s = first_death_s or time.monotonic()
             if time.monotonic() - first_death_s > GRACE_S:

@@ -43,6 +43,7 @@ from verl_ext.setting_values import (
 )
 
 PREFIX = "VERL_EXT_"
+ISOLATION = ("auto", "required", "bubblewrap", "landlock", "rlimits", "none")
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -86,16 +87,12 @@ VARIABLES: tuple[Variable, ...] = (
              unit="auto|e2b|local", parse=parse_one_of("auto", "e2b", "local")),
     Variable("VERL_EXT_SANDBOX_TEMPLATE", "template (AGS: sandbox tool) that sandboxes are made from",
              "code-interpreter-v1", unit="name"),
-    Variable("VERL_EXT_SANDBOX_TTL_S", "the service ends a sandbox after this time, should we fail to", "300",
-             unit="seconds", parse=parse_number(30, whole=True)),
-    Variable("VERL_EXT_SANDBOX_CALL_TIMEOUT_S", "time that one piece of the model's code may run", "30",
-             unit="seconds", parse=parse_number(0.1, whole=False)),
     Variable("VERL_EXT_SANDBOX_MAX_ALIVE", "sandboxes alive at once, all workers together (AGS gives 10)", "10",
              unit="sandboxes", parse=parse_number(1, whole=True)),
     Variable("VERL_EXT_SANDBOX_CREATE_RATE_PER_S", "sandboxes started per second (E2B: 1 Hobby, 5 Pro; AGS: 20)",
              "5", unit="per second", parse=parse_number(0.01, whole=False)),
     Variable("VERL_EXT_SANDBOX_ISOLATION", "local sandboxes; auto: the best that works here, required: or refuse",
-             "auto", unit="auto|required|none", parse=parse_one_of("auto", "required", "none")),
+             "auto", unit="|".join(ISOLATION), parse=parse_one_of(*ISOLATION)),
     Variable("VERL_EXT_DATA_ROOT", "folder that holds data, models, cache and runs", "./verl-ags-data",
              unit="folder", parse=parse_folder),
     Variable("VERL_EXT_ENV_FILE", "file to read instead of ./.env; on shared storage it serves every node",
@@ -125,8 +122,6 @@ class Settings:
     e2b_sandbox_url: str | None
     sandbox_backend: str
     sandbox_template: str
-    sandbox_ttl_s: int
-    sandbox_call_timeout_s: float
     sandbox_max_alive: int
     sandbox_create_rate_per_s: float
     sandbox_isolation: str

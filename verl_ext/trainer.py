@@ -3,7 +3,7 @@
     AgsTaskRunner.run
       ├── registers the advantage estimator            (verl_ext.advantage)
       ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer
-      ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> SandboxedAgentLoopWorker
+      ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> AgentLoopProcess
       ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
       └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers
 
@@ -13,6 +13,7 @@ Everything else of verl is untouched.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from pathlib import Path
@@ -32,21 +33,30 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
 
 import verl_ext.advantage  # noqa: F401 - registers the estimator
-from verl_ext.agent_loop.worker import SandboxedAgentLoopWorker
+from verl_ext.agent_loop import process
 from verl_ext.rollout import take_records
 from verl_ext.runs import METRICS, note_phase
 
 # Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
 _pending: dict[str, float] = {}
 _run_dir = Path()
+_agent_loop_processes: list[Any] = []
 
 
 class AgsAgentLoopManager(AgentLoopManager):
     """verl's manager, with our workers; records each batch and ends the sandboxes at the end."""
 
-    def __init__(self, config: Any, worker_group: Any = None, rm_wg: Any = None) -> None:
-        self.agent_loop_workers_class = ray.remote(SandboxedAgentLoopWorker)
-        super().__init__(config, worker_group, rm_wg)
+    def _initialize_llm_servers(self) -> None:
+        note_phase(_run_dir, "trainer's model is built")
+        super()._initialize_llm_servers()
+        note_phase(_run_dir, "engine is ready")
+
+    def _init_agent_loop_workers(self) -> None:
+        self.agent_loop_workers = _agent_loop_processes
+        starting = (self.config, self.server_handles, self.reward_router_address)
+        # verl would wait for them in the first step, where it looks like slow generation.
+        ray.get([worker.start.remote(*starting) for worker in self.agent_loop_workers])
+        note_phase(_run_dir, "agent loop workers are ready")
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """verl's, plus records and numbers of the trajectories."""
@@ -88,10 +98,9 @@ class AgsTrainer(RayPPOTrainer):
     """verl's trainer; ends the sandboxes whatever ends the training."""
 
     def init_workers(self) -> None:
-        """verl's, with the moments noted."""
-        note_phase(_run_dir, "building workers")
+        """verl's, with the moment noted."""
+        note_phase(_run_dir, "data is loaded")
         super().init_workers()
-        note_phase(_run_dir, "workers ready")
 
     def fit(self) -> None:
         """verl's training loop."""
@@ -117,7 +126,7 @@ class AgsTracking(Tracking):
         super().log(data, step, backend)
         numbers = {name: _number(value) for name, value in data.items()}
         line = {"step": int(step), "time_s": round(time.time(), 3), "data": numbers}
-        self._metrics_file.write(json.dumps(line) + "\n")
+        self._metrics_file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
 class AgsTaskRunner(TaskRunner):
@@ -131,8 +140,9 @@ class AgsTaskRunner(TaskRunner):
         """verl's `run` with our classes in place."""
         global _run_dir
         _run_dir = Path(config.verl_ext.run_dir)
-        note_phase(_run_dir, "task runner imported")
+        note_phase(_run_dir, "trainer is imported")
         install()
+        _agent_loop_processes[:] = process.begin(config.actor_rollout_ref.rollout.agent.num_workers)
         super().run(config)
 
 
@@ -160,6 +170,9 @@ def _merged(workers: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _number(value: Any) -> Any:
+    """The value as JSON has it; what is no number (NaN, infinity) is null, since JSON has no word for it."""
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if isinstance(value, int | float | str | bool) or value is None else str(value)

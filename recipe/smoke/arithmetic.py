@@ -1,7 +1,9 @@
 """The task of the smoke run: two-digit arithmetic, which the tiny model cannot do in its head.
 
-It is ReTool's own claim in small. The model has been taught two habits, to guess and to ask the tool.
-A guess is right about once in a thousand; so all that reinforcement learning has to find is the tool.
+It is ReTool's own claim in small. The model has been taught two habits: to answer hastily with a number
+from the question, which is never right, and to ask the tool. All that reinforcement learning has to find is
+which one pays. Only sums and differences: products have up to four digits, and copying those takes the tiny
+model longer to learn than everything else together.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ from dataclasses import dataclass
 
 from recipe.retool.questions import DAPO_PREFIX, DAPO_SUFFIX
 
-OPERATORS = ("+", "-", "*")
-LOW, HIGH = 2, 99
+OPERATORS = ("+", "-")
+LOW, HIGH = 10, 99
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,7 @@ class Problem:
     @property
     def answer(self) -> int:
         """The exact answer."""
-        if self.operator == "+":
-            return self.left + self.right
-        if self.operator == "-":
-            return self.left - self.right
-        return self.left * self.right
+        return self.left + self.right if self.operator == "+" else self.left - self.right
 
 
 def draw(rng: random.Random) -> Problem:

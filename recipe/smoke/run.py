@@ -80,7 +80,7 @@ def prepare(settings: Settings, say: Callable[[str], None]) -> tuple[Path, Path,
     else:
         # A process of its own: the launcher's stays light, and forks later.
         make = [sys.executable, "-m", "recipe.smoke.tiny_model", str(settings.folder("cache")), json.dumps(tool_schemas())]
-        subprocess.run(make, check=True, cwd=launch.ROOT)
+        subprocess.run(make, check=True, cwd=launch.ROOT, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE"))
     problems = arithmetic.distinct(TRAIN_PROBLEMS + VAL_PROBLEMS, seed=1)
     random.Random(1).shuffle(problems)
     out = settings.folder("data") / "smoke"

@@ -67,8 +67,8 @@ def test_the_process_wins_over_the_file_and_is_not_changed(monkeypatch: pytest.M
 
 
 def test_the_process_can_name_the_file():
-    Path("shared.env").write_text("VERL_EXT_SANDBOX_TTL_S=99\n")
-    assert Settings.load(environ={"VERL_EXT_ENV_FILE": "shared.env"}).sandbox_ttl_s == 99
+    Path("shared.env").write_text("VERL_EXT_SANDBOX_MAX_ALIVE=99\n")
+    assert Settings.load(environ={"VERL_EXT_ENV_FILE": "shared.env"}).sandbox_max_alive == 99
     with pytest.raises(ConfigurationError, match=r"gone\.env cannot be read"):
         Settings.load(environ={"VERL_EXT_ENV_FILE": "gone.env"})
 
@@ -147,13 +147,12 @@ def test_wrong_domains_are_refused_with_the_cure(value: str, cure: str):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("VERL_EXT_SANDBOX_TTL_S", "5"),
-        ("VERL_EXT_SANDBOX_TTL_S", "300s"),
-        ("VERL_EXT_SANDBOX_TTL_S", "1e3"),
+        ("VERL_EXT_SANDBOX_MAX_ALIVE", "300s"),
+        ("VERL_EXT_SANDBOX_MAX_ALIVE", "1e3"),
         ("VERL_EXT_SANDBOX_MAX_ALIVE", "0"),
         ("VERL_EXT_SANDBOX_MAX_ALIVE", "1.5"),
         ("VERL_EXT_SANDBOX_MAX_ALIVE", "inf"),
-        ("VERL_EXT_SANDBOX_CALL_TIMEOUT_S", "-1"),
+        ("VERL_EXT_SANDBOX_CREATE_RATE_PER_S", "-1"),
         ("VERL_EXT_SANDBOX_BACKEND", "docker"),
         ("VERL_EXT_LOG_LEVEL", "loud"),
         ("VERL_EXT_REQUIRE_E2B", "yes"),
@@ -168,11 +167,11 @@ def test_other_wrong_values_are_refused_by_name(name: str, value: str):
 
 def test_everything_wrong_is_said_at_once():
     message = refused(
-        "E2B_DOMAIN=https://x.y\nVERL_EXT_SANDBOX_TTL=9\nexport HF_TOKEN=abc\n",
+        "E2B_DOMAIN=https://x.y\nVERL_EXT_SANDBOX_MAX_ALIV=9\nexport HF_TOKEN=abc\n",
         {"VERL_EXT_LOG_LEVEL": "loud", "VERL_EXT_SANDBOX_BACKEND": "e2b"},
     )
     assert message.startswith("5 setting(s)")
-    assert "did you mean VERL_EXT_SANDBOX_TTL_S?" in message
+    assert "did you mean VERL_EXT_SANDBOX_MAX_ALIVE?" in message
     assert "E2B_API_KEY is not set" in message
 
 

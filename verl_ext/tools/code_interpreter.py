@@ -135,7 +135,7 @@ class CodeInterpreterTool(BaseTool):
         logger.debug("%s ran:\n%s\n--- gave:\n%s", instance_id, code, text)
         status = "ok"
         if execution.error is not None:
-            status = "timeout" if execution.error.name == "TimeoutError" and not execution.results else "error"
+            status = "timeout" if execution.timed_out else "error"
         return ToolResponse(text=text), 0.0, {
             "status": status,
             "elapsed_s": time.monotonic() - started_s,

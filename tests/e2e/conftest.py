@@ -1,0 +1,76 @@
+"""Real training runs, each a subprocess of the command that a user types; minutes each, on two cores."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(item.fspath).is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.e2e)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that ended: how, with what words, and its folder."""
+
+    status: int
+    output: str
+    run_dir: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.run_dir / "report.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One data root for the session, so that the tiny model is made once."""
+    return tmp_path_factory.mktemp("data-root")
+
+
+@pytest.fixture(scope="session")
+def environment(data_root: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_EXT_", "E2B_"))}
+    return {**kept, "VERL_EXT_DATA_ROOT": str(data_root), "VERL_EXT_ENV_FILE": ""}
+
+
+@pytest.fixture(scope="session")
+def smoke(environment: dict[str, str], data_root: Path) -> Callable[..., Finished]:
+    """`invoke smoke` without the installation, which the session already has."""
+
+    def run(run_id: str, *arguments: str) -> Finished:
+        command = [sys.executable, "-m", "recipe.smoke.run", "--run-id", run_id, *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500
+        )
+        return Finished(done.returncode, done.stdout, data_root / "runs" / run_id)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def leftovers() -> Callable[[], list[str]]:
+    """Processes and files of runs that should be gone."""
+    names = ("ray::", "raylet", "gcs_server", "VLLM::", "verl_ext.sandbox.server")
+    patterns = ("ags-*", "verl-sbx-*", "verl_vllm_zmq_*.ipc")
+
+    def look() -> list[str]:
+        lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+        processes = [line for line in lines if any(name in line[:200] for name in names)]
+        return processes + [str(path) for pattern in patterns for path in Path("/tmp").glob(pattern)]
+
+    return look
