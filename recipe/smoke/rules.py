@@ -16,6 +16,7 @@ The three controls (`invoke smoke --control ...`) must each fail it.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,8 @@ class Report:
 
     def render(self) -> str:
         """The report as text of at most 110 columns."""
-        console = Console(width=110, record=True, quiet=True, force_terminal=False)
+        # Not quiet=True, which records nothing.
+        console = Console(width=110, record=True, file=io.StringIO(), force_terminal=False)
         console.print(_steps_table(self.numbers["steps"]))
         console.print(_numbers_table(self.numbers))
         rule = Table(
@@ -236,7 +238,8 @@ def _numbers_table(numbers: dict[str, Any]) -> Table:
             f"{step}: {value:.3f}" for step, value in numbers["validation"].items()
         ),
         "tool calls": f"{numbers['tool_calls']:.0f}",
-        "tool error ratio, parse failure ratio": f"{numbers['tool_error_ratio']:.3f}, {numbers['parse_failure_ratio']:.3f}",
+        "tool error ratio": f"{numbers['tool_error_ratio']:.3f}",
+        "parse failure ratio": f"{numbers['parse_failure_ratio']:.3f}",
         "assistant turns per trajectory": f"{numbers['turns']:.2f}",
         "sandboxes created, ended, left": (
             f"{server.get('created', '?')}, {server.get('killed', '?')}, {numbers['left']}"

@@ -16,20 +16,23 @@ RECORD = LoopRecord(
     "answered",
     "",
     [
-        TurnRecord("I ask.", 5, 0.5, [CallRecord("t", '{"code": "1"}', "ok", "1", 0.1), CallRecord("", "bad", "malformed", "no")]),
+        TurnRecord("I ask.", 5, 0.5, [CallRecord("t", "{}", "ok", "1", 0.1), CallRecord("", "bad", "malformed", "no")]),
         TurnRecord("é \N{GRINNING FACE} \ud800", 3, 0.25),
     ],
 )  # fmt: skip
 
 
 def row(**changes: Any) -> dict[str, Any]:
+    call = {"name": "t", "arguments": "{}", "status": "ok", "response": "1", "elapsed_s": 0.5}
+    turns = [
+        {"text": "x", "tokens": 1, "generate_s": 0.5, "calls": [call]},
+        {"text": "y", "tokens": 1, "generate_s": 0.5, "calls": []},
+    ]
     values: dict[str, Any] = {
-        "run_id": "r", "problem_id": "p", "data_source": "math", "group": "g", "trajectory_id": "t", "ground_truth": "42",
-        "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "response_mask": [1, 0, 1], "rollout_log_probs": [-0.5, 0.0, -0.25],
-        "turns": [{"text": "x", "tokens": 1, "generate_s": 0.5, "calls": [{"name": "t", "arguments": "{}", "status": "ok",
-                   "response": "1", "elapsed_s": 0.5}]}, {"text": "y", "tokens": 1, "generate_s": 0.5, "calls": []}],
-        "final_text": "y", "reward": 1.0, "accuracy": 1.0, "verdict": "equal", "extracted": "42", "stop_reason": "answered",
-        "infra_failed": False, "infra_error": "",
+        "run_id": "r", "problem_id": "p", "data_source": "math", "group": "g", "trajectory_id": "t",
+        "ground_truth": "42", "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "response_mask": [1, 0, 1],
+        "rollout_log_probs": [-0.5, 0.0, -0.25], "turns": turns, "final_text": "y", "reward": 1.0, "accuracy": 1.0,
+        "verdict": "equal", "extracted": "42", "stop_reason": "answered", "infra_failed": False, "infra_error": "",
     }  # fmt: skip
     return values | changes
 

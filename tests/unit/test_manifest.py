@@ -1,0 +1,59 @@
+"""verl_ext.manifest: what a run was made from, and no secret in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from verl_ext import manifest as under_test
+from verl_ext.manifest import manifest, sha256
+from verl_ext.settings import Settings
+
+CANARY = "e2b_0123456789abcdefcanary"
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> dict:
+    data = tmp_path / "train.parquet"
+    data.write_bytes(b"rows")
+    settings = Settings.load(environ={"E2B_API_KEY": CANARY, "VERL_EXT_ENV_FILE": "/dev/null"})
+    return manifest([data], settings.public_dict())
+
+
+def test_data_and_locks_are_hashed(facts: dict, tmp_path: Path):
+    assert facts["data"] == {str(tmp_path / "train.parquet"): hashlib.sha256(b"rows").hexdigest()}
+    assert {"cpu.txt", "gpu.txt"} <= set(facts["locks"])
+    assert facts["locks"]["cpu.txt"] == sha256(under_test.ROOT / "docker" / "locks" / "cpu.txt")
+
+
+def test_versions_are_those_installed(facts: dict):
+    assert facts["versions"]["numpy"] == version("numpy")
+    assert "e2b-code-interpreter" in facts["versions"]
+    assert facts["python"].startswith("3.12")
+    assert facts["command"] == sys.argv
+
+
+def test_it_is_json_and_holds_no_secret(facts: dict):
+    text = json.dumps(facts)
+    assert CANARY not in text
+    assert facts["settings"]["E2B_API_KEY"] == "set"
+
+
+def test_without_git_the_revision_is_null(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert manifest([], {})["git_revision"] is None
+
+
+def test_a_folder_that_is_no_repository_has_no_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(under_test, "ROOT", tmp_path)
+    assert manifest([], {})["git_revision"] is None
+
+
+def test_what_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(under_test, "PACKAGES", ("no-such-package",))
+    assert "no-such-package" not in manifest([], {})["versions"]
