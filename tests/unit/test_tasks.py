@@ -1,0 +1,177 @@
+"""tasks.py: a table of contents that needs invoke alone, and runs the command that it says."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+from invoke import MockContext, Result
+from invoke.exceptions import Exit
+
+ROOT = Path(__file__).parents[2]
+spec = spec_from_file_location("tasks_under_test", ROOT / "tasks.py")
+assert spec is not None
+assert spec.loader is not None
+tasks = module_from_spec(spec)
+spec.loader.exec_module(tasks)
+TASKS = tasks.namespace.tasks
+ARGUMENTS = {name: task.get_arguments() for name, task in TASKS.items()}
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> MockContext:
+    """A context in which every command succeeds."""
+    made = MockContext(run=Result(exited=0), repeat=True)
+    return made
+
+
+def commands(context: MockContext) -> list[list[str]]:
+    """The commands that were run, without the interpreter and `-m`."""
+    found = []
+    for called in context.run.call_args_list:
+        words = shlex.split(called.args[0])
+        assert words[0] == "exec"
+        found.append(words[3:] if words[1:3] == [sys.executable, "-m"] else words[1:])
+    return found
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_task_has_a_summary_that_fits_its_row(name: str):
+    summary = (TASKS[name].__doc__ or "").strip().splitlines()
+    assert summary, f"{name} has no docstring"
+    assert 0 < len(summary[0]) <= 50
+    assert summary[0].endswith(".")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_each_flag_has_help(name: str):
+    assert [argument.name for argument in ARGUMENTS[name] if not argument.help] == []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_body_is_short(name: str):
+    lines = TASKS[name].body.__code__
+    source = (ROOT / "tasks.py").read_text().splitlines()[lines.co_firstlineno - 1 :]
+    start = next(at for at, line in enumerate(source) if '"""' in line) + 1
+    body = []
+    for line in source[start:]:
+        if line and not line.startswith(" "):
+            break
+        body += [line] if line.strip() else []
+    assert len(body) <= 7
+
+
+BARE = """
+import sys
+class OnlyInvoke:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in ("invoke", "tasks", "fluidity", "lexicon", "yaml"):
+            raise ModuleNotFoundError(f"a bare environment has no {name}")
+sys.meta_path.insert(0, OnlyInvoke())
+sys.argv = ["invoke", *sys.argv[1:]]
+from invoke.main import program
+program.run()
+"""
+
+
+def bare(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", BARE, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_the_list_needs_no_stack():
+    done = bare("--list")
+    assert done.returncode == 0, done.stderr
+    for name in ("prepare-data", "train", "smoke", "export", "serve-sandbox", "check", "test", "setup", "settings"):
+        assert f"\n  {name} " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_help_of_each_task_needs_no_stack(name: str):
+    done = bare("--help", name)
+    assert done.returncode == 0, done.stderr
+    assert "Options:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("setup", {}, [["verl_ext.stack", "cpu"]]),
+        ("setup", {"stack": "gpu"}, [["verl_ext.stack", "gpu"]]),
+        ("smoke", {}, [["verl_ext.stack", "cpu"], ["recipe.smoke.run"]]),
+        (
+            "smoke",
+            {"control": "no-learning", "set_": ["a.b=1", "c=x y"]},
+            [["verl_ext.stack", "cpu"], ["recipe.smoke.run", "--control=no-learning", "a.b=1", "c=x y"]],
+        ),
+        (
+            "train",
+            {"hardware": "cpu", "model": "m", "train": "t.parquet", "val": "v.parquet"},
+            [["verl_ext.launch", "--recipe", "retool", "--hardware", "cpu", "--model", "m", "--train", "t.parquet",
+              "--val", "v.parquet"]],
+        ),
+        (
+            "train",
+            {"hardware": "cpu", "model": "my m", "train": "t", "val": "v", "recipe": "smoke", "run_id": "r1",
+             "set_": ["trainer.logger=[console, file]", "x='$HOME;`ls`'"]},
+            [["verl_ext.launch", "--recipe", "smoke", "--hardware", "cpu", "--model", "my m", "--train", "t",
+              "--val", "v", "--run-id", "r1", "trainer.logger=[console, file]", "x='$HOME;`ls`'"]],
+        ),
+        (
+            "prepare_data",
+            {"train": "a", "val": "b", "out": "c", "max_rows": "9"},
+            [["recipe.retool.prepare_data", "--train", "a", "--val", "b", "--out", "c", "--max-rows", "9"]],
+        ),
+        ("export", {"run_dir": "runs/r"}, [["verl_ext.export", "runs/r"]]),
+        ("export", {"run_dir": "r", "out": "o", "verify": True}, [["verl_ext.export", "r", "--out", "o", "--verify"]]),
+        (
+            "serve_sandbox",
+            {"port": 3000},
+            [["verl_ext.sandbox.server", "--host", "127.0.0.1", "--port", "3000", "--isolation", "auto"]],
+        ),
+        ("settings", {}, [["verl_ext.settings"]]),
+    ],
+)  # fmt: skip
+def test_a_task_runs_its_command(name: str, arguments: dict, expected: list[list[str]], context: MockContext):
+    getattr(tasks, name)(context, **arguments)
+    assert commands(context) == expected
+
+
+def test_checks_and_tests_run_in_order(context: MockContext):
+    tasks.test(context, only="unit", k="pool")
+    words = [command[0] for command in commands(context)]
+    assert words[:5] == [
+        "verl_ext.stack",
+        "ruff",
+        "ruff",
+        "pyright",
+        str(Path(sys.executable).with_name("lint-imports")),
+    ]
+    assert commands(context)[-1] == ["pytest", "tests/unit", "-k", "pool"]
+
+
+@pytest.mark.parametrize("status", [1, 2, 70, 130, 143])
+def test_a_commands_exit_status_is_invokes(status: int):
+    context = MockContext(run=Result(exited=status), repeat=True)
+    with pytest.raises(Exit) as caught:
+        tasks.settings(context)
+    assert caught.value.code == status
+    assert context.run.call_args.kwargs["warn"] is True
+
+
+def test_a_failed_step_ends_the_task():
+    context = MockContext(run=Result(exited=2), repeat=True)
+    with pytest.raises(Exit):
+        tasks.smoke(context)
+    assert len(context.run.call_args_list) == 1
+
+
+def test_the_words_of_the_user_are_there():
+    words = "--hardware cpu --model m --train t --val v --set a=1 --set b=2 --dry"
+    done = bare("train", *words.split())
+    assert "a=1 b=2" in done.stdout
