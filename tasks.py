@@ -4,7 +4,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from invoke import Collection, Context, Exit, task
+from invoke.collection import Collection
+from invoke.context import Context
+from invoke.exceptions import Exit
+from invoke.tasks import task
 
 ROOT = Path(__file__).resolve().parent
 
@@ -14,7 +17,8 @@ def run(context: Context, *command: str) -> None:
     with context.cd(str(ROOT)):
         result = context.run(f"exec {shlex.join(filter(None, command))}", warn=True, in_stream=False)
     if result is None or result.exited:
-        raise Exit(code=result.exited if result else 1)
+        # Not `if result`: the result of a command that failed is false.
+        raise Exit(code=1 if result is None else result.exited)
 
 
 def python(context: Context, module: str, *arguments: str) -> None:
@@ -28,7 +32,10 @@ def setup(context, stack="cpu"):
     python(context, "verl_ext.stack", stack)
 
 
-@task(help={"control": "break one thing: no-learning, wrong-values, no-weight-sync", "set_": "KEY=VALUE, repeatable"}, iterable=["set_"])
+@task(
+    help={"control": "break one thing: no-learning, wrong-values, no-weight-sync", "set_": "KEY=VALUE, repeatable"},
+    iterable=["set_"],
+)
 def smoke(context, control="", set_=None):
     """Train a tiny model for real on two CPU cores."""
     setup(context)
@@ -70,7 +77,10 @@ def train(context, hardware, model, train, val, recipe="retool", run_id="", set_
     python(context, "verl_ext.launch", *flags, *(["--run-id", run_id] if run_id else []), *(set_ or []))
 
 
-@task(positional=["run_dir"], help={"run_dir": "the run's folder", "out": "default: RUN/export", "verify": "load it again"})
+@task(
+    positional=["run_dir"],
+    help={"run_dir": "the run's folder", "out": "default: RUN/export", "verify": "load it again"},
+)
 def export(context, run_dir, out="", verify=False):
     """Merge a run's checkpoint to Hugging Face format."""
     python(context, "verl_ext.export", run_dir, *(["--out", out] if out else []), "--verify" if verify else "")
@@ -111,6 +121,4 @@ def lock(context):
     python(context, "verl_ext.lock")
 
 
-namespace = Collection(
-    setup, smoke, prepare_data, train, export, serve_sandbox, settings, check, test, lock
-)
+namespace = Collection(setup, smoke, prepare_data, train, export, serve_sandbox, settings, check, test, lock)

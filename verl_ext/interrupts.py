@@ -10,7 +10,7 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupted(BaseException):  # noqa: N818 - like KeyboardInterrupt, which it stands beside
+class Interrupted(BaseException):
     """SIGTERM or SIGINT arrived; `signum` says which. Not an Exception, so nothing swallows it."""
 
     def __init__(self, signum: int) -> None:

@@ -95,17 +95,22 @@ def configure(request: RunRequest, settings: Settings) -> tuple[DictConfig, Path
         request.hardware,
         [
             f"verl_ext.run_id={run_id}",
-            f"verl_ext.run_dir={run_dir}",
-            f"verl_ext.config_dir={composition.CONFIG_DIR}",
-            f"actor_rollout_ref.model.path={request.model.absolute()}",
-            f"data.train_files={request.train.absolute()}",
-            f"data.val_files={request.val.absolute()}",
+            f"verl_ext.run_dir={_quoted(run_dir)}",
+            f"verl_ext.config_dir={_quoted(composition.CONFIG_DIR)}",
+            f"actor_rollout_ref.model.path={_quoted(request.model.absolute())}",
+            f"data.train_files={_quoted(request.train.absolute())}",
+            f"data.val_files={_quoted(request.val.absolute())}",
             *request.overrides,
         ],
     )
     resolved = composition.resolve(config)
     preflight.check(resolved)
     return resolved, run_dir
+
+
+def _quoted(path: Path) -> str:
+    """The path as a value of an override, whatever characters it holds."""
+    return json.dumps(str(path))
 
 
 def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> RunResult:
@@ -143,7 +148,11 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
 
 
 def _train(
-    config: DictConfig, environment: dict[str, str], run_dir: Path, server: LocalServer | None, say: Callable[[str], None]
+    config: DictConfig,
+    environment: dict[str, str],
+    run_dir: Path,
+    server: LocalServer | None,
+    say: Callable[[str], None],
 ) -> None:
     from verl_ext.progress import Follower
     from verl_ext.ray_run import local_ray, open_files_limit, train

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import ray._private.state as ray_state
 from omegaconf import DictConfig, OmegaConf
+from ray.exceptions import RayError
 
 from verl_ext.errors import TrainingDiedError
 from verl_ext.interrupts import deferred, rearm
@@ -37,7 +39,6 @@ GRACE_S = 10.0
 _LOG_SUFFIXES = (".out", ".err", ".log")
 
 
-@ray.remote(num_cpus=1)
 class RunnerProcess:
     """The TaskRunner's process. Heavy imports happen in it and not in the driver."""
 
@@ -60,7 +61,7 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
         spare: process id of a child that stays, the sandbox server's.
     """
     # Short, since Ray puts sockets below it and a socket's path has at most 107 bytes.
-    session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))  # noqa: S108 - mkdtemp, mode 700
+    session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))
     arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert isinstance(arguments, dict)  # noqa: S101 - verl's schema
     options: dict[str, Any] = {str(name): value for name, value in arguments.items() if value is not None}
@@ -95,7 +96,7 @@ def _start_ray(session: Path, environment: dict[str, str], options: dict[str, An
 def _worker_pids() -> set[int]:
     if not ray.is_initialized():
         return set()
-    return {int(actor["Pid"]) for actor in ray._private.state.actors().values()}  # type: ignore[attr-defined]
+    return {int(actor["Pid"]) for actor in ray_state.actors().values()}
 
 
 def _remove_engine_sockets(pids: set[int]) -> None:
@@ -116,7 +117,7 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
     Raises:
         TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
     """
-    runner = RunnerProcess.remote()
+    runner: Any = ray.remote(num_cpus=1)(RunnerProcess).remote()
     result = runner.run.remote(config)
     first_death_s: float | None = None
     death = ""
@@ -128,7 +129,7 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
             try:
                 ray.get(result)
                 return
-            except ray.exceptions.RayError as error:
+            except RayError as error:
                 raise TrainingDiedError(_cause(error)) from error
         with deferred():
             death = death or _dead_actor()
@@ -147,9 +148,9 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
 def _dead_actor() -> str:
     """Which actor of the run is dead and why, or ""."""
     # No public way shows actors without Ray's dashboard, which a run does not start.
-    for actor in ray._private.state.actors(actor_state_name="DEAD").values():  # type: ignore[attr-defined]
+    for actor in ray_state.actors(actor_state_name="DEAD").values():
         cause = actor["DeathCause"].actor_died_error_context.error_message.strip()
-        if actor["ActorClassName"] != RunnerProcess.__ray_metadata__.class_name:
+        if not actor["ActorClassName"].endswith(RunnerProcess.__name__):
             first = cause.splitlines()[0] if cause else "no cause known"
             return f"process {actor['Pid']} ({actor['ActorClassName'].rsplit('.')[-1]}) died: {first}"
     return ""

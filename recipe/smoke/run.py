@@ -79,7 +79,13 @@ def prepare(settings: Settings, say: Callable[[str], None]) -> tuple[Path, Path,
         say(f"tiny model: cached in {model}")
     else:
         # A process of its own: the launcher's stays light, and forks later.
-        make = [sys.executable, "-m", "recipe.smoke.tiny_model", str(settings.folder("cache")), json.dumps(tool_schemas())]
+        make = [
+            sys.executable,
+            "-m",
+            "recipe.smoke.tiny_model",
+            str(settings.folder("cache")),
+            json.dumps(tool_schemas()),
+        ]
         subprocess.run(make, check=True, cwd=launch.ROOT, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE"))
     problems = arithmetic.distinct(TRAIN_PROBLEMS + VAL_PROBLEMS, seed=1)
     random.Random(1).shuffle(problems)
@@ -95,7 +101,12 @@ def prepare(settings: Settings, say: Callable[[str], None]) -> tuple[Path, Path,
 
 
 def smoke(
-    settings: Settings, say: Callable[[str], None], *, control: str = "", overrides: Sequence[str] = (), run_id: str = ""
+    settings: Settings,
+    say: Callable[[str], None],
+    *,
+    control: str = "",
+    overrides: Sequence[str] = (),
+    run_id: str = "",
 ) -> int:
     """Run it all; returns the exit status."""
     started_s = time.monotonic()
@@ -111,12 +122,17 @@ def smoke(
         overrides=(*change.overrides, *overrides),
         run_id=run_id,
         server_options=change.server_options,
-        environment={"VERL_EXT_SANDBOX_MAX_ALIVE": "64", "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "1000"} | change.environment,
+        environment={"VERL_EXT_SANDBOX_MAX_ALIVE": "64", "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "1000"}
+        | change.environment,
     )
     result = launch.run(request, settings, say)
     trained_s = time.monotonic() - started_s - prepared_s
     checked = _verify(result.run_dir, say) if not control else {}
-    seconds = {"prepare": prepared_s, "train": trained_s, "verify": time.monotonic() - started_s - prepared_s - trained_s}
+    seconds = {
+        "prepare": prepared_s,
+        "train": trained_s,
+        "verify": time.monotonic() - started_s - prepared_s - trained_s,
+    }
     report = rules.report(result, checked, seconds)
     (result.run_dir / "report.json").write_text(json.dumps(report.numbers, indent=2) + "\n", encoding="utf-8")
     text = report.render()
@@ -149,7 +165,11 @@ def main(arguments: Sequence[str]) -> int:
     def action() -> None:
         nonlocal status
         status = smoke(
-            Settings.load(), launch.say_line, control=options.control, overrides=options.overrides, run_id=options.run_id
+            Settings.load(),
+            launch.say_line,
+            control=options.control,
+            overrides=options.overrides,
+            run_id=options.run_id,
         )
 
     return launch.guarded(action) or status

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from recipe.retool.questions import INSTRUCTION
 from recipe.smoke.arithmetic import Problem, draw
+from verl_ext.agent_loop.chat import ChatSegments
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, str]
 
@@ -35,7 +35,8 @@ Message = dict[str, str]
 CHAT_TEMPLATE = """\
 {%- if tools %}{{ '<|im_start|>system\\n' }}
 {%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif %}
-{{- '<tools>' }}{%- for tool in tools %}{{ '\\n' + tool.function.name }}({{ tool.function.parameters.properties | join(', ') }})
+{{- '<tools>' }}{%- for tool in tools %}
+{{- '\\n' + tool.function.name }}({{ tool.function.parameters.properties | join(', ') }})
 {%- endfor %}{{ '\\n</tools><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}{{ '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -128,6 +129,7 @@ def make(folder: Path, plan: TinyModelPlan, report: Callable[[str], None]) -> fl
     rng = random.Random(plan.seed)
     tools = json.loads(plan.tools)
     tokenizer = _tokenizer(plan, tools, rng)
+    chat = ChatSegments(tokenizer, tools)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=plan.hidden_size,
@@ -143,7 +145,7 @@ def make(folder: Path, plan: TinyModelPlan, report: Callable[[str], None]) -> fl
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    model = Qwen3ForCausalLM(config)
+    model: Any = Qwen3ForCausalLM(config)
     parameters = sum(weight.numel() for weight in model.parameters())
     report(f"tiny model: {parameters / 1e6:.2f} M parameters, {len(tokenizer)} tokens, supervised cold start")
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -151,7 +153,7 @@ def make(folder: Path, plan: TinyModelPlan, report: Callable[[str], None]) -> fl
     def step(rate: float, tool_share: float) -> None:
         optimizer.param_groups[0]["lr"] = plan.learning_rate * rate
         conversations = [_conversation(draw(rng), rng, plan.instruction, tool_share) for _ in range(plan.batch)]
-        loss = model(**_batch(conversations, tokenizer, tools)).loss
+        loss = model(**_batch(conversations, tokenizer, chat)).loss
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -163,13 +165,13 @@ def make(folder: Path, plan: TinyModelPlan, report: Callable[[str], None]) -> fl
         for _ in range(20):
             done += 1
             step(min(1.0, done / 30), 1.0)
-        exact = _exactness(model, probe, tokenizer, tools)
+        exact = _exactness(model, probe, tokenizer, chat)
         report(f"tiny model: {done} steps, {exact:.0%} of replies exact, {time.monotonic() - started:.0f} s")
     for index in range(plan.settle_steps):
         step(1.0 - 0.9 * (index + 1) / plan.settle_steps, 1.0)
     for _ in range(plan.habit_steps):
         step(0.1, plan.tool_habit)
-    exact = _exactness(model, probe, tokenizer, tools)
+    exact = _exactness(model, probe, tokenizer, chat)
     report(f"tiny model: done, {exact:.0%} of replies exact, {time.monotonic() - started:.0f} s")
     model.to(torch.bfloat16).save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -177,18 +179,18 @@ def make(folder: Path, plan: TinyModelPlan, report: Callable[[str], None]) -> fl
     return exact
 
 
-def _exactness(
-    model: Any, conversations: list[list[Message]], tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]]
-) -> float:
+def _exactness(model: Any, conversations: list[list[Message]], tokenizer: Any, chat: ChatSegments) -> float:
     """Share of the conversations whose every reply token is the model's first choice, given those before it.
 
     The first token of each conversation's first reply is left out: it is the choice between the habits.
     """
     import torch
 
-    batch = _batch(conversations, tokenizer, tools)
+    batch = _batch(conversations, tokenizer, chat)
     with torch.no_grad():
-        choice_BT = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.argmax(-1)[:, :-1]
+        choice_BT = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.argmax(-1)[
+            :, :-1
+        ]
     label_BT = batch["labels"][:, 1:].clone()
     first = (label_BT != -100).float().argmax(-1)
     label_BT[torch.arange(len(first)), first] = -100
@@ -225,11 +227,11 @@ def _conversation(problem: Problem, rng: random.Random, instruction: str, tool_s
     ]
 
 
-def _tokenizer(plan: TinyModelPlan, tools: list[dict[str, Any]], rng: random.Random) -> PreTrainedTokenizerFast:
+def _tokenizer(plan: TinyModelPlan, tools: list[dict[str, Any]], rng: random.Random) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    bpe = Tokenizer(models.BPE())
+    bpe: Any = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         # Without the usual split into words a fixed phrase becomes one token: a conversation then has 35 tokens
         # instead of 126, and copying a number, the one skill that is asked for, is learned in a quarter of the steps.
@@ -250,18 +252,15 @@ def _tokenizer(plan: TinyModelPlan, tools: list[dict[str, Any]], rng: random.Ran
         show_progress=False,
     )
     bpe.train_from_iterator(corpus, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHAT_TEMPLATE
-    )
+    tokens = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=CHAT_TEMPLATE, **tokens)
 
 
-def _batch(
-    conversations: list[list[Message]], tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]]
-) -> dict[str, torch.Tensor]:
+def _batch(conversations: list[list[Message]], tokenizer: Any, chat: ChatSegments) -> dict[str, torch.Tensor]:
     """Token ids and labels, int64 (B, T), right-padded; labels are -100 except on the assistant's own tokens."""
     import torch
 
-    rows = [_tokens_and_labels(conversation, tokenizer, tools) for conversation in conversations]
+    rows = [_tokens_and_labels(conversation, tokenizer, chat) for conversation in conversations]
     width = max(len(ids) for ids, _ in rows)
     ids_BT = torch.full((len(rows), width), tokenizer.pad_token_id, dtype=torch.long)
     labels_BT = torch.full((len(rows), width), -100, dtype=torch.long)
@@ -273,20 +272,15 @@ def _batch(
     return {"input_ids": ids_BT, "labels": labels_BT, "attention_mask": attention_BT}
 
 
-def _tokens_and_labels(
-    conversation: list[Message], tokenizer: PreTrainedTokenizerFast, tools: list[dict[str, Any]]
-) -> tuple[list[int], list[int]]:
+def _tokens_and_labels(conversation: list[Message], tokenizer: Any, chat: ChatSegments) -> tuple[list[int], list[int]]:
+    """The conversation as the agent loop will build it, turn by turn: a rendered whole is tokenised otherwise."""
     ids: list[int] = []
     labels: list[int] = []
     for position, message in enumerate(conversation):
         if message["role"] != "assistant":
             continue
-        before = tokenizer.apply_chat_template(
-            conversation[:position], tools=tools or None, tokenize=False, add_generation_prompt=True
-        )
-        assert isinstance(before, str)
-        context = tokenizer.encode(before, add_special_tokens=False)[len(ids) :]
-        reply = tokenizer.encode(message["content"] + "<|im_end|>", add_special_tokens=False)
+        context = chat.segment([conversation[position - 1]]) if ids else chat.prompt(conversation[:position])
+        reply = [*tokenizer.encode(message["content"], add_special_tokens=False), chat.turn_end_id]
         ids += context + reply
         labels += [-100] * len(context) + reply
     return ids, labels

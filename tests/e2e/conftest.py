@@ -55,7 +55,13 @@ def smoke(environment: dict[str, str], data_root: Path) -> Callable[..., Finishe
     def run(run_id: str, *arguments: str) -> Finished:
         command = [sys.executable, "-m", "recipe.smoke.run", "--run-id", run_id, *arguments]
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1500
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=1500,
         )
         return Finished(done.returncode, done.stdout, data_root / "runs" / run_id)
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-
 ROOT = Path(__file__).resolve().parents[2]
 # What the README states: ten seconds of grace for verl's own error, and the time to put things away.
 STATED_S = 60
@@ -57,7 +56,9 @@ class Live:
 
 
 @pytest.mark.parametrize("victim", ["ray::WorkerDict", "VLLM::EngineCore"])
-def test_a_dead_process_ends_the_run_with_the_cause(victim: str, environment: dict[str, str], data_root: Path, leftovers: Callable[[], list[str]]):
+def test_a_dead_process_ends_the_run_with_the_cause(
+    victim: str, environment: dict[str, str], data_root: Path, leftovers: Callable[[], list[str]]
+):
     run = Live(environment, data_root, f"kill-{victim.replace('::', '-').lower()}")
     run.wait_for("step 1/200")
     run.child(lambda line: line.startswith(victim)).kill()
@@ -69,7 +70,11 @@ def test_a_dead_process_ends_the_run_with_the_cause(victim: str, environment: di
 
 @pytest.mark.parametrize(
     ("number", "moment"),
-    [(signal.SIGINT, "local sandbox server at"), (signal.SIGTERM, "trainer is imported"), (signal.SIGTERM, "step 2/200")],
+    [
+        (signal.SIGINT, "local sandbox server at"),
+        (signal.SIGTERM, "trainer is imported"),
+        (signal.SIGTERM, "step 2/200"),
+    ],
     ids=["ctrl-c-while-ray-starts", "sigterm-while-workers-start", "sigterm-in-a-step"],
 )
 def test_a_signal_ends_the_run_and_everything_in_it(

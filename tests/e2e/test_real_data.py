@@ -51,7 +51,17 @@ def run(environment: dict[str, str], data_root: Path, smoke: Callable[..., objec
     ]
     train = ["--hardware", "cpu", "--model", str(models[0]), "--train", str(out / "train.parquet")]
     done = subprocess.run(
-        [sys.executable, "-m", "verl_ext.launch", *train, "--val", str(out / "val.parquet"), "--run-id", "real", *sizes],
+        [
+            sys.executable,
+            "-m",
+            "verl_ext.launch",
+            *train,
+            "--val",
+            str(out / "val.parquet"),
+            "--run-id",
+            "real",
+            *sizes,
+        ],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
