@@ -30,6 +30,7 @@ def grpo_without_lost(
         response_mask: int (B, T), 1 = sampled by the model; a row of zeros is a lost trajectory.
         index: object (B,), one value per prompt: the group.
         config: verl's algorithm config; `norm_adv_by_std_in_grpo` is honoured.
+        kwargs: what verl gives other estimators.
 
     Returns:
         Advantages and returns, the same float32 (B, T). A group with fewer than two trajectories that count

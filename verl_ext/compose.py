@@ -149,7 +149,7 @@ def resolve(config: DictConfig) -> DictConfig:
     if missing:
         raise ConfigurationError(f"no value for {', '.join(missing)}: give each as KEY=VALUE behind `--`")
     try:
-        return OmegaConf.create(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"the configuration does not resolve: {' '.join(str(error).split())}") from error
 

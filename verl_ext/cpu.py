@@ -103,7 +103,9 @@ def find_the_cores_on_every_node(module: Any) -> None:
 class _EnvironmentForkServer(multiprocessing.context.ForkServerContext):
     """A fork server whose children get the environment of the process that asks, not the server's own."""
 
-    def Process(self, target: Any, name: str | None = None, kwargs: dict[str, Any] | None = None) -> Any:  # noqa: N802
+    def Process(  # pyright: ignore[reportIncompatibleVariableOverride] - a class in the library, a function here
+        self, target: Any, name: str | None = None, kwargs: dict[str, Any] | None = None
+    ) -> Any:
         environment = dict(os.environ)  # noqa: TID251 - handed on, not read
         return super().Process(target=_with_environment, name=name, args=(environment, target, kwargs or {}))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -62,7 +61,7 @@ def export(run_dir: Path, target: Path) -> Path:
         shutil.rmtree(scratch, ignore_errors=True)
         words = done.stderr.strip().splitlines()
         raise ConfigurationError(f"{actor} cannot be merged: {words[-1] if words else 'no message'}")
-    os.replace(scratch, target)
+    scratch.replace(target)
     return target
 
 

@@ -25,6 +25,7 @@ import verl.experimental.agent_loop
 import verl.trainer.main_ppo
 import verl.trainer.ppo.ray_trainer
 import verl.utils.tracking
+from ray.exceptions import RayError
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.protocol import DataProto
 from verl.trainer.main_ppo import TaskRunner
@@ -89,13 +90,15 @@ class AgsAgentLoopManager(AgentLoopManager):
         for reference in done:
             try:
                 results.append(ray.get(reference))
-            except ray.exceptions.RayError:
+            except RayError:
                 continue
         return _merged(results)
 
 
 class AgsTrainer(RayPPOTrainer):
     """verl's trainer; ends the sandboxes whatever ends the training."""
+
+    async_rollout_manager: AgsAgentLoopManager
 
     def init_workers(self) -> None:
         """verl's, with the moment noted."""
@@ -150,14 +153,14 @@ def install() -> None:
     """Put our classes in the names that verl looks up when it uses them."""
     verl.trainer.main_ppo.RayPPOTrainer = AgsTrainer  # type: ignore[misc]
     verl.experimental.agent_loop.AgentLoopManager = AgsAgentLoopManager  # type: ignore[misc]
-    verl.trainer.ppo.ray_trainer.compute_data_metrics = data_metrics_without_lost
+    verl.trainer.ppo.ray_trainer.compute_data_metrics = data_metrics_without_lost  # pyright: ignore[reportPrivateImportUsage]
     verl.utils.tracking.Tracking = AgsTracking  # type: ignore[misc]
 
 
 def data_metrics_without_lost(batch: DataProto, use_critic: bool = True) -> dict[str, Any]:
     """verl's data metrics over the trajectories that were not lost to our infrastructure."""
     kept = batch.batch["response_mask"].bool().any(dim=-1)
-    return compute_data_metrics(batch if bool(kept.all()) else batch[kept.numpy()], use_critic)
+    return compute_data_metrics(batch if bool(kept.all()) else batch.select_idxs(kept), use_critic)
 
 
 def _merged(workers: list[dict[str, float]]) -> dict[str, float]:

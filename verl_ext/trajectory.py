@@ -7,7 +7,6 @@ trajectory. verl's own dump has no mask, no ids and no turns, and fails on numpy
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -132,6 +131,8 @@ def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dic
 
     Args:
         run_dir: the run's folder.
+        step: of the training.
+        validation: whether these are a validation's.
         rows: one dict a trajectory, with the names of `SCHEMA`; `step` and `validation` are added.
     """
     folder = run_dir / ROLLOUTS
@@ -140,7 +141,7 @@ def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dic
     table = pa.Table.from_pylist([{**row, "step": step, "validation": validation} for row in rows], schema=SCHEMA)
     scratch = path.with_suffix(".tmp")
     pq.write_table(table, scratch, compression="zstd")
-    os.replace(scratch, path)
+    scratch.replace(path)
     return path
 
 

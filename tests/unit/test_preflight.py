@@ -25,6 +25,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         "actor_rollout_ref.model.path": folder,
         "data.train_files": folder / "train.parquet",
         "data.val_files": f"[{folder / 'val.parquet'}]",
+        "data.train_batch_size": 16,
+        "actor_rollout_ref.rollout.n": 8,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
     }
     return resolve(compose("smoke", "cpu", [f"{key}={value}" for key, value in ours.items()]))
 

@@ -44,7 +44,7 @@ class ChatSegments:
         template_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._tools = list(tool_schemas) or None
+        self._tools: list[Any] | None = list(tool_schemas) or None
         self._template_kwargs = dict(template_kwargs or {})
         if not tokenizer.chat_template:
             raise ConfigurationError("the tokenizer has no chat template: use an instruct model, or set chat_template")

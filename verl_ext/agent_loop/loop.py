@@ -46,6 +46,7 @@ CONTEXT: ContextVar[TrajectoryContext | None] = ContextVar("verl_ext_trajectory"
 class CodeInterpreterLoop(AgentLoopBase):
     """verl's agent loop `tool_agent`, over the tools of `multi_turn.tool_config_path`."""
 
+    tokenizer: Any
     tools: dict[str, BaseTool]
     chat: ChatSegments
 
@@ -102,10 +103,12 @@ class CodeInterpreterLoop(AgentLoopBase):
         trajectory_id = state.record.trajectory_id
         for name, tool in self.tools.items():
             made = await _attempt(tool.create(instance_id=trajectory_id), f"create of {name} for {trajectory_id}")
-            if not isinstance(made, tuple) or not isinstance(made[0], str):
-                state.fail("infra_failed", f"the tool {name} could not be opened; the worker's log has the cause")
-                return False
-            state.instances[name] = made[0]
+            match made:
+                case (str() as instance_id, _):
+                    state.instances[name] = instance_id
+                case _:
+                    state.fail("infra_failed", f"the tool {name} could not be opened; the worker's log has the cause")
+                    return False
         return True
 
     async def _converse(self, state: _State, sampling_params: dict[str, Any]) -> None:
@@ -190,12 +193,14 @@ class CodeInterpreterLoop(AgentLoopBase):
         what = f"{call.name} for {state.record.trajectory_id}"
         result = await _attempt(tool.execute(state.instances[call.name], call.arguments), what)
         elapsed_s = time.monotonic() - started_s
-        if not isinstance(result, tuple) or not isinstance(result[0], ToolResponse):
-            return CallRecord(call.name, arguments, "infra_failed", "", elapsed_s)
-        facts = result[2] if len(result) > 2 and isinstance(result[2], dict) else {}
+        match result:
+            case (ToolResponse() as response, _, facts):
+                status = str(facts.get("status", "ok")) if isinstance(facts, dict) else "ok"
+            case _:
+                return CallRecord(call.name, arguments, "infra_failed", "", elapsed_s)
         # Our own tool has cut its output already; this is for tools that have not.
-        text = shorten(printable(result[0].text or ""), self.max_response_chars)
-        return CallRecord(call.name, arguments, str(facts.get("status", "ok")), text, elapsed_s)
+        text = shorten(printable(response.text or ""), self.max_response_chars)
+        return CallRecord(call.name, arguments, status, text, elapsed_s)
 
     def _output(self, state: _State) -> AgentLoopOutput:
         record = state.record

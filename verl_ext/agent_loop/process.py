@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
@@ -43,12 +44,11 @@ class AgentLoopProcess:
 def begin(count: int) -> list[Any]:
     """Start `count` processes, spread over the nodes in turn as verl spreads its workers; does not wait."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     remote_class = ray.remote(AgentLoopProcess)
     return [
         remote_class.options(
             name=f"agent_loop_worker_{index}",
-            scheduling_strategy=affinity(node_id=nodes[index % len(nodes)], soft=True),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=nodes[index % len(nodes)], soft=True),
         ).remote()
         for index in range(count)
     ]

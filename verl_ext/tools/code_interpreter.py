@@ -79,7 +79,8 @@ class CodeInterpreterConfig:
         """
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(block) - known):
-            raise ConfigurationError(f"tool config: unknown keys {', '.join(unknown)}; known: {', '.join(sorted(known))}")
+            names = ", ".join(sorted(known))
+            raise ConfigurationError(f"tool config: unknown keys {', '.join(unknown)}; known: {names}")
         config = cls(**block)
         for name in ("call_timeout_s", "sandbox_ttl_s", "max_output_chars"):
             value = getattr(config, name)
@@ -136,11 +137,15 @@ class CodeInterpreterTool(BaseTool):
         status = "ok"
         if execution.error is not None:
             status = "timeout" if execution.timed_out else "error"
-        return ToolResponse(text=text), 0.0, {
-            "status": status,
-            "elapsed_s": time.monotonic() - started_s,
-            "png_count": execution.png_count,
-        }
+        return (
+            ToolResponse(text=text),
+            0.0,
+            {
+                "status": status,
+                "elapsed_s": time.monotonic() - started_s,
+                "png_count": execution.png_count,
+            },
+        )
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End the session and its sandbox; harmless when there is none."""
