@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,13 @@ def _probes(run_dir: Path) -> list[tuple[list[int], list[int]]]:
 def _engine_probabilities(folder: Path, probes: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
     """vLLM's probability of each response token, one forward pass over prompt and response."""
     import math
+
+    import torch
+
+    # One process: the engine's own would import torch and vLLM again.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # noqa: TID251 - set for vLLM, before its import
+    if not torch.cuda.is_available():
+        import verl_ext.cpu  # noqa: F401 - before vLLM's import
 
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt

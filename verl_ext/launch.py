@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_DIED = 2, 70
+# Sandboxes of the local server: about 10 MiB each, so 64 fit anywhere; creates are bounded by its CPU alone.
+LOCAL_MAX_ALIVE, LOCAL_CREATE_RATE_PER_S = 64, 1000
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,11 @@ def _environment(
             "E2B_API_URL": server.url,
             "E2B_SANDBOX_URL": server.url,
         }
+        # The defaults are an AGS account's; a server of our own has no quota, only this machine's memory.
+        if settings.is_default("sandbox_max_alive"):
+            values["VERL_EXT_SANDBOX_MAX_ALIVE"] = str(LOCAL_MAX_ALIVE)
+        if settings.is_default("sandbox_create_rate_per_s"):
+            values["VERL_EXT_SANDBOX_CREATE_RATE_PER_S"] = str(LOCAL_CREATE_RATE_PER_S)
     if cpu:
         values |= _cpu_environment()
     return values | request.environment

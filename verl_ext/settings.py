@@ -183,6 +183,11 @@ class Settings:
             return self.sandbox_backend
         return "e2b" if self.e2b_api_key else "local"
 
+    def is_default(self, field: str) -> bool:
+        """Whether a setting has the value that it has when nobody sets it."""
+        variable = next(variable for variable in VARIABLES if variable.field == field)
+        return getattr(self, field) == (variable.parse(variable.default) if variable.default else None)
+
     def folder(self, name: str) -> Path:
         """`data`, `models`, `cache` or `runs` under the data root; not made."""
         if name not in ("data", "models", "cache", "runs"):

@@ -2,7 +2,8 @@
 
 The rule has six parts; all must hold:
 
-1. Reward rose: mean accuracy of the last quarter of the steps is at least `RISE` above the first quarter's.
+1. Reward rose: mean accuracy of the last quarter of the steps is at least `RISE` above that of the first eighth,
+   which is short because learning is quick: by a quarter of the way most of it has happened.
 2. The tool is what was learned: at least half of the trajectories of the last quarter call it.
 3. The task needs the tool: trajectories that called none, over the whole run, are right in under 5 %.
 4. What the tool said is never trained on: in every recorded batch the mask is 0 on exactly the environment's
@@ -81,8 +82,7 @@ def report(result: RunResult, verified: dict[str, Any], seconds: dict[str, float
         seconds: of the parts around the run.
     """
     steps = [entry for entry in read_jsonl(result.run_dir / METRICS) if "agent/accuracy" in entry["data"]]
-    quarter = max(1, len(steps) // 4)
-    first, last = steps[:quarter], steps[-quarter:]
+    first, last = steps[: max(1, len(steps) // 8)], steps[-max(1, len(steps) // 4) :]
     records = list(read_records(result.run_dir, validation=False))
     numbers: dict[str, Any] = {
         "steps": [_step_numbers(entry) for entry in steps],
@@ -232,8 +232,8 @@ def _numbers_table(numbers: dict[str, Any]) -> Table:
     table = Table("", "", title="run", title_justify="left", show_header=False)
     server = numbers["server"]
     rows = {
-        "accuracy, first and last quarter": f"{numbers['accuracy_first']:.3f}, {numbers['accuracy_last']:.3f}",
-        "reward, first and last quarter": f"{numbers['reward_first']:+.3f}, {numbers['reward_last']:+.3f}",
+        "accuracy, first eighth and last quarter": f"{numbers['accuracy_first']:.3f}, {numbers['accuracy_last']:.3f}",
+        "reward, first eighth and last quarter": f"{numbers['reward_first']:+.3f}, {numbers['reward_last']:+.3f}",
         "validation accuracy by step": ", ".join(
             f"{step}: {value:.3f}" for step, value in numbers["validation"].items()
         ),

@@ -122,8 +122,7 @@ def smoke(
         overrides=(*change.overrides, *overrides),
         run_id=run_id,
         server_options=change.server_options,
-        environment={"VERL_EXT_SANDBOX_MAX_ALIVE": "64", "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "1000"}
-        | change.environment,
+        environment=change.environment,
     )
     result = launch.run(request, settings, say)
     trained_s = time.monotonic() - started_s - prepared_s

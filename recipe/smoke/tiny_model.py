@@ -76,7 +76,7 @@ class TinyModelPlan:
     habit_steps: int = 50
     batch: int = 40
     learning_rate: float = 2e-3
-    tool_habit: float = 0.4
+    tool_habit: float = 0.3
     max_position_embeddings: int = 8192
     seed: int = 0
     instruction: str = INSTRUCTION

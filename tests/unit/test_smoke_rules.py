@@ -139,7 +139,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_a_run_folder_becomes_numbers_and_a_page(run_dir: Path):
     report = rules.report(Result(run_dir), {}, {"train": 12.34})
     numbers = report.numbers
-    assert (numbers["accuracy_first"], numbers["accuracy_last"]) == (pytest.approx(1.5 / 8), pytest.approx(7.5 / 8))
+    assert (numbers["accuracy_first"], numbers["accuracy_last"]) == (1 / 8, pytest.approx(7.5 / 8))
     assert numbers["accuracy_without_tool"] == {"trajectories": 28.0, "accuracy": 0.0}
     assert numbers["validation"] == {"0": 0.1}
     assert numbers["start_phases"] == {"start": 0.0, "Ray is up": 3.5}
