@@ -1,5 +1,6 @@
 """The table of contents: what one can do here. Each body is one command; the work is in verl_ext and recipe."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ ROOT = Path(__file__).resolve().parent
 
 
 def run(context: Context, *command: str) -> None:
-    """Run a command from the project's folder; its exit status becomes invoke's."""
+    """Run a command from the project's folder and wait; if it fails, its exit status becomes invoke's."""
     with context.cd(str(ROOT)):
         result = context.run(f"exec {shlex.join(filter(None, command))}", warn=True, in_stream=False)
     if result is None or result.exited:
@@ -21,15 +22,20 @@ def run(context: Context, *command: str) -> None:
         raise Exit(code=1 if result is None else result.exited)
 
 
-def python(context: Context, module: str, *arguments: str) -> None:
-    """Run one of the project's modules with the Python that runs invoke."""
-    run(context, sys.executable, "-m", module, *arguments)
+def become(module: str, *arguments: str) -> None:
+    """Become one of the project's modules, in the user's own folder.
+
+    Not a child of invoke: a SIGTERM that ends invoke alone would leave a child training.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # noqa: TID251 - passed on
+    command = [sys.executable, "-m", module, *filter(None, arguments)]
+    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606, TID251
 
 
 @task(help={"stack": "cpu or gpu"})
 def setup(context, stack="cpu"):
     """Install a stack from its hash-pinned lock."""
-    python(context, "verl_ext.stack", stack)
+    run(context, sys.executable, "-m", "verl_ext.stack", stack)
 
 
 @task(
@@ -39,7 +45,7 @@ def setup(context, stack="cpu"):
 def smoke(context, control="", set_=None):
     """Train a tiny model for real on two CPU cores."""
     setup(context)
-    python(context, "recipe.smoke.run", *(f"--control={control}" for _ in [control] if control), *(set_ or []))
+    become("recipe.smoke.run", *(f"--control={control}" for _ in [control] if control), *(set_ or []))
 
 
 @task(
@@ -56,7 +62,7 @@ def prepare_data(context, train, val, out, max_rows="", language="", data_root="
     """Make training and validation files from raw data."""
     options = {"--max-rows": max_rows, "--language": language, "--data-root": data_root}
     flags = [part for flag, value in options.items() if value for part in (flag, value)]
-    python(context, "recipe.retool.prepare_data", "--train", train, "--val", val, "--out", out, *flags)
+    become("recipe.retool.prepare_data", "--train", train, "--val", val, "--out", out, *flags)
 
 
 @task(
@@ -74,7 +80,7 @@ def prepare_data(context, train, val, out, max_rows="", language="", data_root="
 def train(context, hardware, model, train, val, recipe="retool", run_id="", set_=None):
     """Train on this machine."""
     flags = ["--recipe", recipe, "--hardware", hardware, "--model", model, "--train", train, "--val", val]
-    python(context, "verl_ext.launch", *flags, *(["--run-id", run_id] if run_id else []), *(set_ or []))
+    become("verl_ext.launch", *flags, *(["--run-id", run_id] if run_id else []), *(set_ or []))
 
 
 @task(
@@ -83,28 +89,28 @@ def train(context, hardware, model, train, val, recipe="retool", run_id="", set_
 )
 def export(context, run_dir, out="", verify=False):
     """Merge a run's checkpoint to Hugging Face format."""
-    python(context, "verl_ext.export", run_dir, *(["--out", out] if out else []), "--verify" if verify else "")
+    become("verl_ext.export", run_dir, *(["--out", out] if out else []), "--verify" if verify else "")
 
 
 @task(help={"host": "address", "port": "0 for any", "isolation": "auto, required, none or a tier's name"})
 def serve_sandbox(context, host="127.0.0.1", port=0, isolation="auto"):
     """Serve E2B-compatible sandboxes on this machine."""
-    python(context, "verl_ext.sandbox.server", "--host", host, "--port", str(port), "--isolation", isolation)
+    become("verl_ext.sandbox.server", "--host", host, "--port", str(port), "--isolation", isolation)
 
 
 @task
 def settings(context):
     """Check the settings and show them, secrets hidden."""
-    python(context, "verl_ext.settings")
+    become("verl_ext.settings")
 
 
 @task
 def check(context):
     """Lint, types, layers."""
     setup(context)
-    python(context, "ruff", "check", ".")
-    python(context, "ruff", "format", "--check", ".")
-    python(context, "pyright", "--pythonpath", sys.executable)
+    run(context, sys.executable, "-m", "ruff", "check", ".")
+    run(context, sys.executable, "-m", "ruff", "format", "--check", ".")
+    run(context, sys.executable, "-m", "pyright", "--pythonpath", sys.executable)
     run(context, str(Path(sys.executable).with_name("lint-imports")))
 
 
@@ -112,13 +118,13 @@ def check(context):
 def test(context, only="", k=""):
     """All checks, and all tests that need no GPU."""
     check(context)
-    python(context, "pytest", f"tests/{only}", *(["-k", k] if k else []))
+    run(context, sys.executable, "-m", "pytest", f"tests/{only}", *(["-k", k] if k else []))
 
 
 @task
 def lock(context):
     """Resolve the locks again, as of the date in them."""
-    python(context, "verl_ext.lock")
+    become("verl_ext.lock")
 
 
 namespace = Collection(setup, smoke, prepare_data, train, export, serve_sandbox, settings, check, test, lock)

@@ -66,6 +66,16 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in CONFIG_DIR.glob("*.yaml") if "defaults" in _yaml(path))
 
 
+def check_names(recipe: str, hardware: str) -> None:
+    """Whether there are such files.
+
+    Raises:
+        ConfigurationError: with the nearest name and all that there are.
+    """
+    _known(recipe, recipe_names(), "recipe")
+    _known(hardware, hardware_names(), "hardware")
+
+
 def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictConfig:
     """The configuration of a run: verl's defaults, the recipe, the hardware file, the overrides.
 
@@ -80,8 +90,7 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
     Raises:
         ConfigurationError: a name, key or value is wrong; all unknown keys are listed at once.
     """
-    _known(recipe, recipe_names(), "recipe")
-    _known(hardware, hardware_names(), "hardware")
+    check_names(recipe, hardware)
     pairs = [_split(override) for override in overrides]
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):

@@ -30,6 +30,7 @@ from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.local_server import LocalServer, running_server
 from verl_ext.manifest import manifest
 from verl_ext.sandbox.connect import LEDGERS
+from verl_ext.sandbox.ledger import read_left_ids
 from verl_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def configure(request: RunRequest, settings: Settings) -> tuple[DictConfig, Path
     Raises:
         ConfigurationError: with every problem found.
     """
+    composition.check_names(request.recipe, request.hardware)
     run_id = runs.check_run_id(request.run_id or runs.new_run_id(request.recipe))
     run_dir = (settings.folder("runs") / run_id).absolute()
     config = composition.compose(
@@ -127,9 +129,14 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
 
     started_s = time.monotonic()
     config, run_dir = configure(request, settings)
-    if run_dir.exists():
-        raise ConfigurationError(f"{run_dir} is there already: choose another --run-id or delete the folder")
-    run_dir.mkdir(parents=True)
+    try:
+        run_dir.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConfigurationError(f"{run_dir} is there already: choose another --run-id or delete the folder") from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
+        ) from error
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
     data_files = [*preflight.files(config.data.train_files), *preflight.files(config.data.val_files)]
     facts = manifest(data_files, settings.public_dict())
@@ -143,10 +150,25 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
         try:
             _train(config, environment, run_dir, server, say)
         finally:
-            swept, left = asyncio.run(_sweep(settings, server, config.verl_ext.run_id, run_dir))
-            stats = server.stats(**{"verl-ags-run": config.verl_ext.run_id}) if server else {}
-            say(_sandbox_line(run_dir, swept, left))
-    return RunResult(run_dir, stats, swept, left, time.monotonic() - started_s)
+            ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
+    return RunResult(run_dir, *ended, time.monotonic() - started_s)
+
+
+def _put_away(
+    settings: Settings, server: LocalServer | None, run_id: str, run_dir: Path, say: Callable[[str], None]
+) -> tuple[dict[str, float], int, int]:
+    """End what is left of the run's sandboxes; the server's counts, how many were swept, how many are left.
+
+    A service that does not answer is said, not raised: it must not hide why the run ended.
+    """
+    try:
+        swept, left = asyncio.run(_sweep(settings, server, run_id, run_dir))
+        stats = server.stats(**{"verl-ags-run": run_id}) if server else {}
+    except SandboxError as error:
+        say(f"the sandboxes of {run_id} could not be counted or ended, their time to live will end them: {error}")
+        return {}, 0, len(read_left_ids(run_dir / LEDGERS))
+    say(_sandbox_line(run_dir, swept, left))
+    return stats, swept, left
 
 
 def _train(
@@ -267,7 +289,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--val", type=Path, required=True, help="parquet made by prepare-data")
     parser.add_argument("--run-id", default="", help="name of the run; made from recipe and time if left out")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="verl's own keys, last and strongest")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     request = RunRequest(
         options.recipe,
         options.hardware,

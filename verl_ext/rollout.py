@@ -61,7 +61,7 @@ def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id
         causes = Counter(record.infra_error for record in records)
         raise SandboxUnavailableError(
             f"all {len(records)} trajectories of step {step} were lost: {causes.most_common(1)[0][0]}. "
-            "Check the sandbox service with `invoke check-sandbox`, then start the run again"
+            "See that the sandbox service answers (logs/ in the run folder has its errors), then start the run again"
         )
     return summary([row for _, row in rows])
 

@@ -15,6 +15,7 @@ runs/<run id>/
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 import uuid
@@ -59,3 +60,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line]
+
+
+def without_nan(value: Any) -> Any:
+    """The value with every NaN and infinity replaced by None, since JSON has no word for them."""
+    if isinstance(value, dict):
+        return {key: without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

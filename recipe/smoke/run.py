@@ -27,7 +27,7 @@ from rich.console import Console
 
 from recipe.retool import prepare_data
 from recipe.smoke import arithmetic, rules, tiny_model
-from verl_ext import launch
+from verl_ext import launch, runs
 from verl_ext.compose import CONFIG_DIR
 from verl_ext.settings import Settings
 
@@ -86,7 +86,7 @@ def prepare(settings: Settings, say: Callable[[str], None]) -> tuple[Path, Path,
             str(settings.folder("cache")),
             json.dumps(tool_schemas()),
         ]
-        subprocess.run(make, check=True, cwd=launch.ROOT, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE"))
+        subprocess.run(make, check=True, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE"))
     problems = arithmetic.distinct(TRAIN_PROBLEMS + VAL_PROBLEMS, seed=1)
     random.Random(1).shuffle(problems)
     out = settings.folder("data") / "smoke"
@@ -133,7 +133,9 @@ def smoke(
         "verify": time.monotonic() - started_s - prepared_s - trained_s,
     }
     report = rules.report(result, checked, seconds)
-    (result.run_dir / "report.json").write_text(json.dumps(report.numbers, indent=2) + "\n", encoding="utf-8")
+    (result.run_dir / "report.json").write_text(
+        json.dumps(runs.without_nan(report.numbers), indent=2, allow_nan=False) + "\n", encoding="utf-8"
+    )
     text = report.render()
     (result.run_dir / "report.txt").write_text(text, encoding="utf-8")
     say(text)
@@ -144,7 +146,7 @@ def _verify(run_dir: Path, say: Callable[[str], None]) -> dict[str, Any]:
     """Export the last checkpoint and hold it against what was trained, in a process that imports torch."""
     say("exporting the checkpoint and loading it again in transformers and vLLM")
     command = [sys.executable, "-m", "verl_ext.export", str(run_dir), "--verify", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=launch.ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     log = run_dir / "logs" / "export.log"
     log.write_text(done.stderr, encoding="utf-8")
     if done.returncode:
@@ -158,7 +160,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--control", choices=sorted(CONTROLS), default="", help="break one thing: it must not learn")
     parser.add_argument("--run-id", default="")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     status = 0
 
     def action() -> None:

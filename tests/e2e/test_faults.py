@@ -40,12 +40,11 @@ class Live:
             assert time.monotonic() < deadline_s, self.said()
             time.sleep(0.5)
 
-    def child(self, wanted: Callable[[str], bool]) -> psutil.Process:
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            line = " ".join(process.cmdline())
-            if wanted(line):
-                return process
-        raise AssertionError(f"no such process: {self.said()}")
+    def child(self, wanted: Callable[[psutil.Process], bool]) -> psutil.Process:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        found = [process for process in children if wanted(process)]
+        assert found, [line(process) for process in children]
+        return found[0]
 
     def end(self, timeout_s: float) -> int:
         try:
@@ -55,13 +54,30 @@ class Live:
             raise
 
 
-@pytest.mark.parametrize("victim", ["ray::WorkerDict", "VLLM::EngineCore"])
+def line(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
+
+
+def is_trainer(process: psutil.Process) -> bool:
+    return line(process).startswith("ray::WorkerDict")
+
+
+def is_engine(process: psutil.Process) -> bool:
+    """A child of the fork server that vLLM's engine comes from (verl_ext/cpu.py)."""
+    parent = process.parent()
+    return parent is not None and all("multiprocessing.forkserver" in line(each) for each in (process, parent))
+
+
+@pytest.mark.parametrize("victim", [is_trainer, is_engine])
 def test_a_dead_process_ends_the_run_with_the_cause(
-    victim: str, environment: dict[str, str], data_root: Path, leftovers: Callable[[], list[str]]
+    victim: Callable[[psutil.Process], bool],
+    environment: dict[str, str],
+    data_root: Path,
+    leftovers: Callable[[], list[str]],
 ):
-    run = Live(environment, data_root, f"kill-{victim.replace('::', '-').lower()}")
+    run = Live(environment, data_root, f"kill-{victim.__name__}")
     run.wait_for("step 1/200")
-    run.child(lambda line: line.startswith(victim)).kill()
+    run.child(victim).kill()
     assert run.end(STATED_S) == 70
     last = run.said().strip().splitlines()[-1]
     assert any(word in last for word in ("died", "failed", "Died", "Dead")), run.said()

@@ -26,6 +26,8 @@ ARGUMENTS = {name: task.get_arguments() for name, task in TASKS.items()}
 def context(monkeypatch: pytest.MonkeyPatch) -> MockContext:
     """A context in which every command succeeds."""
     made = MockContext(run=Result(exited=0), repeat=True)
+    # A task ends by becoming its command; here the command is recorded with the others.
+    monkeypatch.setattr(tasks, "become", lambda *words: tasks.run(made, sys.executable, "-m", *words))
     return made
 
 
@@ -159,7 +161,7 @@ def test_checks_and_tests_run_in_order(context: MockContext):
 def test_a_commands_exit_status_is_invokes(status: int):
     context = MockContext(run=Result(exited=status), repeat=True)
     with pytest.raises(Exit) as caught:
-        tasks.settings(context)
+        tasks.setup(context)
     assert caught.value.code == status
     assert context.run.call_args.kwargs["warn"] is True
 
@@ -172,6 +174,18 @@ def test_a_failed_step_ends_the_task():
 
 
 def test_the_words_of_the_user_are_there():
-    words = "--hardware cpu --model m --train t --val v --set a=1 --set b=2 --dry"
-    done = bare("train", *words.split())
-    assert "a=1 b=2" in done.stdout
+    done = bare("train", *"--hardware cpu --model m --train t --val v --set a=1 --set b=2".split())
+    assert done.returncode == 2
+    assert "a: no key of this name" in done.stderr
+    assert "b: no key of this name" in done.stderr
+
+
+def test_a_task_becomes_its_command_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    called = []
+    monkeypatch.setattr(tasks.os, "execve", lambda *arguments: called.append(arguments))
+    monkeypatch.chdir(tmp_path)
+    tasks.become("verl_ext.settings", "", "--example")
+    program, words, environment = called[0]
+    assert (program, words) == (sys.executable, [sys.executable, "-m", "verl_ext.settings", "--example"])
+    assert environment["PYTHONPATH"].split(":")[0] == str(ROOT)
+    assert Path.cwd() == tmp_path
