@@ -59,9 +59,9 @@ class Report:
         return all(check.passed for check in self.checks)
 
     def render(self) -> str:
-        """The report as text of at most 110 columns."""
+        """The report as text of at most 116 columns."""
         # Not quiet=True, which records nothing.
-        console = Console(width=110, record=True, file=io.StringIO(), force_terminal=False)
+        console = Console(width=116, record=True, file=io.StringIO(), force_terminal=False)
         console.print(_steps_table(self.numbers["steps"]))
         console.print(_numbers_table(self.numbers))
         rule = Table(
@@ -220,11 +220,21 @@ def _phases(entries: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _steps_table(steps: Sequence[dict[str, float]]) -> Table:
-    names = ("reward", "accuracy", "tool_use", "tool_errors", "parse_failures", "turns", "entropy", "difference")
-    table = Table("step", *names, "seconds (gen, log-prob, update)", title="steps", title_justify="left")
+    names = {
+        "reward": "reward",
+        "accuracy": "accuracy",
+        "tool_use": "tool use",
+        "tool_errors": "errors",
+        "parse_failures": "unread",
+        "turns": "turns",
+        "entropy": "entropy",
+        "difference": "differ",
+    }
+    seconds = {"step_s": "step s", "generate_s": "gen", "log_prob_s": "log-p", "update_s": "update"}
+    table = Table("step", *names.values(), *seconds.values(), title="steps", title_justify="left")
     for step in steps:
-        seconds = f"{step['step_s']:5.1f} ({step['generate_s']:.1f}, {step['log_prob_s']:.1f}, {step['update_s']:.1f})"
-        table.add_row(f"{step['step']:.0f}", *(f"{step[name]:.3f}" for name in names), seconds)
+        cells = [f"{step[name]:.3f}" for name in names] + [f"{step[name]:.1f}" for name in seconds]
+        table.add_row(f"{step['step']:.0f}", *cells)
     return table
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -29,6 +31,7 @@ from recipe.retool import prepare_data
 from recipe.smoke import arithmetic, rules, tiny_model
 from verl_ext import launch, runs
 from verl_ext.compose import CONFIG_DIR
+from verl_ext.errors import ConfigurationError, TrainingDiedError
 from verl_ext.settings import Settings
 
 TRAIN_PROBLEMS, VAL_PROBLEMS = 512, 32
@@ -74,30 +77,42 @@ def tool_schemas() -> list[dict[str, Any]]:
 
 def prepare(settings: Settings, say: Callable[[str], None]) -> tuple[Path, Path, Path]:
     """The tiny model, and arithmetic problems as training and validation files; all cached."""
-    model = tiny_model.folder_for(settings.folder("cache"), tool_schemas())
+    cache, out = settings.folder("cache").absolute(), settings.folder("data").absolute() / "smoke"
+    raw = out / "raw"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        raw.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{settings.data_root} cannot be used ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
+        ) from error
+    model = tiny_model.folder_for(cache, tool_schemas())
     if (model / "config.json").is_file():
         say(f"tiny model: cached in {model}")
     else:
-        # A process of its own: the launcher's stays light, and forks later.
-        make = [
-            sys.executable,
-            "-m",
-            "recipe.smoke.tiny_model",
-            str(settings.folder("cache")),
-            json.dumps(tool_schemas()),
-        ]
-        subprocess.run(make, check=True, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE"))
+        _make_tiny_model(cache)
     problems = arithmetic.distinct(TRAIN_PROBLEMS + VAL_PROBLEMS, seed=1)
     random.Random(1).shuffle(problems)
-    out = settings.folder("data") / "smoke"
-    raw = out / "raw"
-    raw.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", problems[:TRAIN_PROBLEMS]), ("val", problems[TRAIN_PROBLEMS:])):
         rows = [arithmetic.raw_row(problem, index, name) for index, problem in enumerate(part)]
         pq.write_table(pa.Table.from_pylist(rows), raw / f"{name}.parquet")
     prepare_data.prepare(str(raw / "train.parquet"), str(raw / "val.parquet"), out, console=Console(quiet=True))
     say(f"data: {TRAIN_PROBLEMS} problems to train on, {VAL_PROBLEMS} to validate, in {out}")
     return model, out / "train.parquet", out / "val.parquet"
+
+
+def _make_tiny_model(cache: Path) -> None:
+    """Make it in a process of its own: the launcher's stays light, and forks later."""
+    scratch = cache / f".tiny-{os.getpid()}"
+    command = [sys.executable, "-m", "recipe.smoke.tiny_model", str(cache), str(scratch), json.dumps(tool_schemas())]
+    try:
+        status = subprocess.run(
+            command, check=False, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE")
+        ).returncode
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if status:
+        raise TrainingDiedError(f"the tiny model could not be made (status {status}); its own words are above")
 
 
 def smoke(

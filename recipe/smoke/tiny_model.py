@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -89,11 +87,12 @@ def folder_for(cache_dir: Path, tools: Sequence[dict[str, Any]]) -> Path:
     return cache_dir / f"tiny-qwen3-{hashlib.sha256(made_by).hexdigest()[:12]}"
 
 
-def ensure(cache_dir: Path, tools: Sequence[dict[str, Any]], report: Callable[[str], None]) -> Path:
+def ensure(cache_dir: Path, scratch: Path, tools: Sequence[dict[str, Any]], report: Callable[[str], None]) -> Path:
     """The folder of the tiny model, made if it is not in the cache; it appears whole or not at all.
 
     Args:
         cache_dir: where models are kept.
+        scratch: a folder beside it that is not there yet; the caller removes what a killed process leaves.
         tools: the tool schemas, in OpenAI's form, as the agent loop gives them to the chat template.
         report: called with lines of progress.
 
@@ -103,15 +102,10 @@ def ensure(cache_dir: Path, tools: Sequence[dict[str, Any]], report: Callable[[s
     folder = folder_for(cache_dir, tools)
     if (folder / "config.json").is_file():
         return folder
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".tiny-", dir=cache_dir))
-    try:
-        make(scratch, _plan(tools), report)
-        scratch.chmod(0o755)
-        if not folder.exists():
-            scratch.rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    make(scratch, _plan(tools), report)
+    if not folder.exists():
+        scratch.rename(folder)
     return folder
 
 
@@ -287,13 +281,13 @@ def _tokens_and_labels(conversation: list[Message], tokenizer: Any, chat: ChatSe
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m recipe.smoke.tiny_model CACHE_DIR TOOLS_JSON`: make the model, say how it goes."""
+    """`python -m recipe.smoke.tiny_model CACHE_DIR SCRATCH TOOLS_JSON`: make the model, say how it goes."""
 
     def report(line: str) -> None:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
-    ensure(Path(arguments[0]), json.loads(arguments[1]), report)
+    ensure(Path(arguments[0]), Path(arguments[1]), json.loads(arguments[2]), report)
     return 0
 
 

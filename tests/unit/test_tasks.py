@@ -174,7 +174,9 @@ def test_a_failed_step_ends_the_task():
 
 
 def test_the_words_of_the_user_are_there():
-    done = bare("train", *"--hardware cpu --model m --train t --val v --set a=1 --set b=2".split())
+    done = bare(
+        "train", *["--hardware", "cpu", "--model", "m", "--train", "t", "--val", "v", "--set", "a=1", "--set", "b=2"]
+    )
     assert done.returncode == 2
     assert "a: no key of this name" in done.stderr
     assert "b: no key of this name" in done.stderr
