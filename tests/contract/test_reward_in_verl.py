@@ -3,7 +3,6 @@
 Not covered: the Ray actor around the loop (the end-to-end tests run it).
 """
 
-import asyncio
 import sys
 import warnings
 from pathlib import Path
@@ -94,12 +93,9 @@ def check_plain(infos: dict) -> None:
             assert type(one) is (float if key in ("score", "acc") else str)
 
 
-def run_loop(manager_class, tokenizer, compute_score, data: DataProto) -> list[dict]:
-    async def run() -> list[dict]:
-        manager = manager_class(OmegaConf.create({"reward_model": {}}), tokenizer, compute_score, "router", None)
-        return [await manager.run_single(data[number : number + 1]) for number in range(len(data))]
-
-    return asyncio.run(run())
+async def run_loop(manager_class, tokenizer, compute_score, data: DataProto) -> list[dict]:
+    manager = manager_class(OmegaConf.create({"reward_model": {}}), tokenizer, compute_score, "router", None)
+    return [await manager.run_single(data[number : number + 1]) for number in range(len(data))]
 
 
 RESPONSES = [r"So \boxed{33}.", WITH_TOOL % (r"\boxed{33}", r"\boxed{34}"), WITH_TOOL % (r"\boxed{33}", "No idea.")]
@@ -123,14 +119,14 @@ def test_dapo_reward_manager(tokenizer, load):
     assert result["reward_tensor"].sum(dim=1).tolist() == pytest.approx([1.0, -0.9, -0.9])
 
 
-def test_naive_reward_loop_with_our_tool_fields(tokenizer, load):
+async def test_naive_reward_loop_with_our_tool_fields(tokenizer, load):
     fields = [
         {"final_text": r"So \boxed{33}.", "assistant_text": r"So \boxed{33}.", "num_turns": 2, "infra_failed": False},
         {"final_text": r"\boxed{34}", "assistant_text": "I compute.\n\\boxed{34}", "num_turns": 6},
         {"final_text": "No idea.", "assistant_text": "\\boxed{33}\nNo idea.", "num_turns": 4},
         {"final_text": r"\boxed{33}", "num_turns": 4, "infra_failed": True},
     ]
-    results = run_loop(
+    results = await run_loop(
         NaiveRewardLoopManager, tokenizer, load(), batch(tokenizer, [*RESPONSES, "x"], [*TURNS, 4], fields)
     )
     assert [result["reward_score"] for result in results] == pytest.approx([1.0, -0.8, -0.9, 0.0])
@@ -141,15 +137,17 @@ def test_naive_reward_loop_with_our_tool_fields(tokenizer, load):
 
 
 @pytest.mark.parametrize("manager_class", [NaiveRewardLoopManager, DAPORewardLoopManager])
-def test_reward_loops_without_tool_fields(manager_class, tokenizer, load):
-    results = run_loop(manager_class, tokenizer, load(), batch(tokenizer, RESPONSES, TURNS))
+async def test_reward_loops_without_tool_fields(manager_class, tokenizer, load):
+    results = await run_loop(manager_class, tokenizer, load(), batch(tokenizer, RESPONSES, TURNS))
     assert [result["reward_score"] for result in results] == pytest.approx([1.0, -0.9, -0.9])
     for result in results:
         check_plain(result["reward_extra_info"])
 
 
-def test_shaping_comes_from_the_config(tokenizer, load):
-    results = run_loop(NaiveRewardLoopManager, tokenizer, load(shaping="binary"), batch(tokenizer, RESPONSES, TURNS))
+async def test_shaping_comes_from_the_config(tokenizer, load):
+    results = await run_loop(
+        NaiveRewardLoopManager, tokenizer, load(shaping="binary"), batch(tokenizer, RESPONSES, TURNS)
+    )
     assert [result["reward_score"] for result in results] == [1.0, -1.0, -1.0]
 
 

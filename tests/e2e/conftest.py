@@ -45,7 +45,7 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def environment(data_root: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_EXT_", "E2B_"))}
-    return {**kept, "VERL_EXT_DATA_ROOT": str(data_root), "VERL_EXT_ENV_FILE": ""}
+    return {**kept, "VERL_EXT_DATA_ROOT": str(data_root)}
 
 
 @pytest.fixture(scope="session")

@@ -154,7 +154,7 @@ def test_checks_and_tests_run_in_order(context: MockContext):
         "pyright",
         str(Path(sys.executable).with_name("lint-imports")),
     ]
-    assert commands(context)[-1] == ["pytest", "tests/unit", "-k", "pool"]
+    assert commands(context)[-1] == ["pytest", "--durations=15", "tests/unit", "-k", "pool"]
 
 
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])
