@@ -43,7 +43,8 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def environment(data_root: Path) -> dict[str, str]:
+def environment(data_root: Path, leftovers: Callable[[], list[str]]) -> dict[str, str]:
+    # `leftovers` first, so that it has looked around before anything runs.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_EXT_", "E2B_"))}
     return {**kept, "VERL_EXT_DATA_ROOT": str(data_root)}
 
@@ -70,13 +71,34 @@ def smoke(environment: dict[str, str], data_root: Path) -> Callable[..., Finishe
 
 @pytest.fixture(scope="session")
 def leftovers() -> Callable[[], list[str]]:
-    """Processes and files of runs that should be gone."""
-    names = ("ray::", "raylet", "gcs_server", "VLLM::", "verl_ext.sandbox.server")
+    """Processes and files of runs that should be gone; what was there before the first run does not count."""
+    names = ("ray::", "raylet", "gcs_server", "VLLM::", "multiprocessing.forkserver", "verl_ext.sandbox.server")
     patterns = ("ags-*", "verl-sbx-*", "verl_vllm_zmq_*.ipc")
 
-    def look() -> list[str]:
-        lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
-        processes = [line for line in lines if any(name in line[:200] for name in names)]
-        return processes + [str(path) for pattern in patterns for path in Path("/tmp").glob(pattern)]
+    def look() -> dict[str, str]:
+        found = {str(path): str(path) for pattern in patterns for path in Path("/tmp").glob(pattern)}
+        for process in psutil.process_iter(["cmdline", "create_time"]):
+            line = " ".join(process.info["cmdline"] or ())
+            if any(name in line[:250] for name in names):
+                found[f"{process.pid} {process.info['create_time']}"] = line
+        return found
 
-    return look
+    def grown_since_the_start() -> list[str]:
+        now = look()
+        parents = {pid.split()[0] for pid in before}
+        return [
+            line
+            for key, line in now.items()
+            if key not in before and not (key[0] != "/" and _has_ancestor(int(key.split()[0]), parents))
+        ]
+
+    before = look()
+    return grown_since_the_start
+
+
+def _has_ancestor(pid: int, pids: set[str]) -> bool:
+    """Whether a process belongs to one that was there before: a server of other tests goes on making sandboxes."""
+    try:
+        return any(str(parent.pid) in pids for parent in psutil.Process(pid).parents())
+    except psutil.NoSuchProcess:
+        return True
