@@ -46,6 +46,14 @@ class Live:
         assert found, [line(process) for process in children]
         return found[0]
 
+    def __enter__(self) -> Live:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.end(STATED_S)
+
     def end(self, timeout_s: float) -> int:
         try:
             return self.process.wait(timeout_s)
@@ -75,10 +83,10 @@ def test_a_dead_process_ends_the_run_with_the_cause(
     data_root: Path,
     leftovers: Callable[[], list[str]],
 ):
-    run = Live(environment, data_root, f"kill-{victim.__name__}")
-    run.wait_for("step 1/200")
-    run.child(victim).kill()
-    assert run.end(STATED_S) == 70
+    with Live(environment, data_root, f"kill-{victim.__name__}") as run:
+        run.wait_for("step 1/200")
+        run.child(victim).kill()
+        assert run.end(STATED_S) == 70
     last = run.said().strip().splitlines()[-1]
     assert any(word in last for word in ("died", "failed", "Died", "Dead")), run.said()
     assert leftovers() == []
@@ -100,10 +108,10 @@ def test_a_signal_ends_the_run_and_everything_in_it(
     data_root: Path,
     leftovers: Callable[[], list[str]],
 ):
-    run = Live(environment, data_root, f"signal-{number.name.lower()}-{moment.split()[0]}")
-    run.wait_for(moment)
-    run.process.send_signal(number)
-    assert run.end(STATED_S) == 128 + number, run.said()
+    with Live(environment, data_root, f"signal-{number.name.lower()}-{moment.split()[0]}") as run:
+        run.wait_for(moment)
+        run.process.send_signal(number)
+        assert run.end(STATED_S) == 128 + number, run.said()
     assert run.said().strip().splitlines()[-1] == f"ended by {number.name}"
     assert "left 0" in run.said()
     assert leftovers() == []
