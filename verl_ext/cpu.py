@@ -136,6 +136,14 @@ class _StartForkServer(importlib.abc.MetaPathFinder):
                 start_the_fork_server()
 
 
+def engine_is_elsewhere() -> None:
+    """This process only needs the name of the engine's server; importing it must not start a fork server here.
+
+    Without this each of two such processes started one for nothing, 16 s of a core each.
+    """
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _StartForkServer)]
+
+
 def start_the_fork_server() -> None:
     """Let a fork server import the engine while this process goes on; it ends with this process."""
     multiprocessing.set_forkserver_preload([SERVER_MODULE, ENGINE_MODULE])

@@ -144,10 +144,11 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")
     with _sandbox_service(request, settings, run_dir) as server:
-        if server:
-            say(f"local sandbox server at {server.url}, isolation: {server.isolation}")
-        environment = _environment(request, settings, run_dir, server, cpu=config.verl_ext.get("device") == "cpu")
         try:
+            if server:
+                say(f"local sandbox server at {server.url}, isolation: {server.isolation}")
+            cpu = config.verl_ext.get("device") == "cpu"
+            environment = _environment(request, settings, run_dir, server, cpu=cpu)
             _train(config, environment, run_dir, server, say)
         finally:
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)

@@ -145,6 +145,7 @@ class AgsTaskRunner(TaskRunner):
         _run_dir = Path(config.verl_ext.run_dir)
         note_phase(_run_dir, "trainer is imported")
         install()
+        process.no_engine_in_this_process()
         _agent_loop_processes[:] = process.begin(config.actor_rollout_ref.rollout.agent.num_workers)
         super().run(config)
 

@@ -6,6 +6,7 @@ imports, 15 to 20 s of one core, can go on while the trainer's model and the eng
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
     from verl.protocol import DataProto
 
 
+def no_engine_in_this_process() -> None:
+    """Tell the CPU shim, where there is one, that this process will import the engine's server but not be it."""
+    shim = sys.modules.get("verl_ext.cpu")
+    if shim is not None:
+        shim.engine_is_elsewhere()
+
+
 class AgentLoopProcess:
     """Holds a `SandboxedAgentLoopWorker` once `start` has been called; the other methods are the worker's."""
 
     def __init__(self) -> None:
         import verl_ext.agent_loop.worker as worker
 
+        no_engine_in_this_process()
         self._class = worker.SandboxedAgentLoopWorker
         self._worker: Any = None
 
