@@ -21,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(item.fspath).is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.e2e)
+            # Of the whole test, the run that its fixture makes included.
+            item.add_marker(pytest.mark.timeout(1800))
 
 
 @dataclass(frozen=True)
