@@ -147,7 +147,7 @@ def test_a_run_folder_becomes_numbers_and_a_page(run_dir: Path):
     assert report.passed
     text = report.render()
     assert "it learned" in text
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 116
 
 
 def test_what_was_no_number_fails_and_is_shown(run_dir: Path):
