@@ -30,7 +30,7 @@ from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.local_server import LocalServer, running_server
 from verl_ext.manifest import manifest
 from verl_ext.sandbox.connect import LEDGERS
-from verl_ext.sandbox.ledger import read_left_ids
+from verl_ext.sandbox.ledger import RUN_LABEL, clean_run, read_left_ids
 from verl_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class RunRequest:
         overrides: KEY=VALUE, last and strongest.
         run_id: made from the recipe's name and the time if "".
         server_options: further options for the local sandbox server.
+        environment: further variables of every process of the run; no secrets.
     """
 
     recipe: str
@@ -164,7 +165,7 @@ def _put_away(
     """
     try:
         swept, left = asyncio.run(_sweep(settings, server, run_id, run_dir))
-        stats = server.stats(**{"verl-ags-run": run_id}) if server else {}
+        stats = server.stats(**{RUN_LABEL: run_id}) if server else {}
     except SandboxError as error:
         say(f"the sandboxes of {run_id} could not be counted or ended, their time to live will end them: {error}")
         return {}, 0, len(read_left_ids(run_dir / LEDGERS))
@@ -249,7 +250,6 @@ def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> 
 async def _sweep(settings: Settings, server: LocalServer | None, run_id: str, run_dir: Path) -> tuple[int, int]:
     """End what the run's own processes left; how many that were, and how many are left after it."""
     from verl_ext.sandbox.e2b import E2BBackend
-    from verl_ext.sandbox.ledger import RUN_LABEL, clean_run
 
     backend = E2BBackend.from_settings(settings, local_url=server.url if server else None)
     try:

@@ -13,8 +13,6 @@ Everything else of verl is untouched.
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ from verl.utils.tracking import Tracking
 import verl_ext.advantage  # noqa: F401 - registers the estimator
 from verl_ext.agent_loop import process
 from verl_ext.rollout import take_records
-from verl_ext.runs import METRICS, note_phase
+from verl_ext.runs import METRICS, note_phase, without_nan
 
 # Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
 _pending: dict[str, float] = {}
@@ -135,10 +133,6 @@ class AgsTracking(Tracking):
 class AgsTaskRunner(TaskRunner):
     """Runs the training in its own Ray process; give it to `verl.trainer.main_ppo.run_ppo`."""
 
-    def pid(self) -> int:
-        """Process id, so that the driver knows whose log is this one's."""
-        return os.getpid()
-
     def run(self, config: Any) -> None:
         """verl's `run` with our classes in place."""
         global _run_dir
@@ -177,6 +171,5 @@ def _number(value: Any) -> Any:
     """The value as JSON has it; what is no number (NaN, infinity) is null, since JSON has no word for it."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    value = without_nan(value)
     return value if isinstance(value, int | float | str | bool) or value is None else str(value)
