@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -150,6 +153,30 @@ def written(act) -> list[dict]:
 def test_text_is_gathered_and_cut() -> None:
     events = written(lambda w: [w.text("stdout", "ab"), w.text("stdout", "cd"), w.text("stderr", "é" * 9)])
     assert [(one["type"], one["text"]) for one in events] == [("stdout", "abcd"), ("stderr", "ééé")]
+
+
+def test_a_slow_reader_is_waited_for_and_an_interrupt_cuts_no_line() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)  # as the kernel's asyncio reader leaves it
+        writer = EventWriter(theirs)
+        seen: list[bytes] = []
+
+        def read_slowly() -> None:
+            time.sleep(0.2)  # by then the buffer is full
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            while part := ours.recv(65_536):
+                seen.append(part)
+
+        reader = threading.Thread(target=read_slowly)
+        reader.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                writer.raw({"text": "x" * 4_000_000})
+        finally:
+            theirs.shutdown(socket.SHUT_WR)
+            reader.join()
+    assert json.loads(b"".join(seen)) == {"text": "x" * 4_000_000}
 
 
 def test_only_the_first_error_counts() -> None:

@@ -7,6 +7,7 @@ import codecs
 import io
 import json
 import os
+import select
 import socket
 import threading
 import time
@@ -50,6 +51,28 @@ def result_event(data: dict[str, Any], *, is_main_result: bool) -> dict[str, Any
     if text and len(text) > 1 and text[0] == text[-1] == "'":
         event["text"] = text[1:-1]
     return event
+
+
+def _send_whole(channel: socket.socket, data: bytes) -> None:
+    """Send all of `data`, waiting for a slow reader; an interrupt is raised after the line, never within it.
+
+    The kernel's asyncio reader holds a duplicate of the socket. O_NONBLOCK belongs to what both share, so a
+    full buffer is BlockingIOError here although nobody asked this socket not to block: `sendall` would stop there.
+    """
+    interrupt: KeyboardInterrupt | None = None
+    left = memoryview(data)
+    room = select.poll()
+    room.register(channel, select.POLLOUT)
+    while left:
+        try:
+            room.poll()
+            left = left[channel.send(left) :]
+        except BlockingIOError:
+            continue
+        except KeyboardInterrupt as exc:
+            interrupt = exc
+    if interrupt is not None:
+        raise interrupt
 
 
 class EventWriter:
@@ -164,7 +187,7 @@ class EventWriter:
         """Send one line as it is."""
         line = json.dumps(event, default=str).encode() + b"\n"
         with self._lock:
-            self._channel.sendall(line)
+            _send_whole(self._channel, line)
 
     def text_stream(self, name: str, fd: int) -> io.TextIOBase:
         """A replacement of sys.stdout or sys.stderr."""
