@@ -27,10 +27,10 @@ from verl_ext import compose as composition
 from verl_ext import preflight, runs
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
-from verl_ext.local_server import LocalServer, running_server
 from verl_ext.manifest import manifest
 from verl_ext.sandbox.connect import LEDGERS
 from verl_ext.sandbox.ledger import RUN_LABEL, clean_run, read_left_ids
+from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.settings import Settings
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
 
 
 def _put_away(
-    settings: Settings, server: LocalServer | None, run_id: str, run_dir: Path, say: Callable[[str], None]
+    settings: Settings, server: RunningServer | None, run_id: str, run_dir: Path, say: Callable[[str], None]
 ) -> tuple[dict[str, float], int, int]:
     """End what is left of the run's sandboxes; the server's counts, how many were swept, how many are left.
 
@@ -177,7 +177,7 @@ def _train(
     config: DictConfig,
     environment: dict[str, str],
     run_dir: Path,
-    server: LocalServer | None,
+    server: RunningServer | None,
     say: Callable[[str], None],
 ) -> None:
     from verl_ext.progress import Follower
@@ -194,7 +194,7 @@ def _train(
 
 
 def _environment(
-    request: RunRequest, settings: Settings, run_dir: Path, server: LocalServer | None, *, cpu: bool
+    request: RunRequest, settings: Settings, run_dir: Path, server: RunningServer | None, *, cpu: bool
 ) -> dict[str, str]:
     """Variables of every process of the run. Nothing secret: Ray shows them."""
     import_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251 - passed on
@@ -238,16 +238,17 @@ def _cpu_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> Iterator[LocalServer | None]:
+def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> Iterator[RunningServer | None]:
     if settings.backend != "local" or settings.e2b_api_url:
         yield None
         return
     options = ["--host", "127.0.0.1", "--port", "0", "--isolation", settings.sandbox_isolation]
-    with running_server(run_dir / runs.LOGS / "sandbox-server.log", [*options, *request.server_options]) as server:
+    log_path = run_dir / runs.LOGS / "sandbox-server.log"
+    with start_server([*options, *request.server_options], log_path=log_path) as server:
         yield server
 
 
-async def _sweep(settings: Settings, server: LocalServer | None, run_id: str, run_dir: Path) -> tuple[int, int]:
+async def _sweep(settings: Settings, server: RunningServer | None, run_id: str, run_dir: Path) -> tuple[int, int]:
     """End what the run's own processes left; how many that were, and how many are left after it."""
     from verl_ext.sandbox.e2b import E2BBackend
 

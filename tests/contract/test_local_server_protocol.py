@@ -28,7 +28,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with start_server(("--warm", "1", "--faults", "--max-output-bytes", "50000"), stderr=subprocess.DEVNULL) as one:
+    with start_server(("--warm", "1", "--faults", "--max-output-bytes", "50000")) as one:
         yield one
 
 
@@ -348,7 +348,7 @@ def test_faults_of_execute() -> None:
 
 def test_bounds_and_key() -> None:
     flags = ("--isolation", "none", "--warm", "0", "--max-alive", "1", "--quota-release-s", "1.5", "--api-key", "right")
-    with start_server(flags, stderr=subprocess.DEVNULL) as one:
+    with start_server(flags) as one:
         where = {"api_url": one.url, "sandbox_url": one.url, "api_key": "right"}
         with pytest.raises(e2b.AuthenticationException):
             Sandbox.create(api_url=one.url, sandbox_url=one.url, api_key="wrong")
@@ -367,7 +367,7 @@ def test_bounds_and_key() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
     env = os.environ | {"TMPDIR": str(tmp_path)}
-    one = start_server(("--warm", "1"), stderr=subprocess.DEVNULL, env=env)
+    one = start_server(("--warm", "1"), env=env)
     mark = f"{os.getpid()}{time.time_ns() % 10**9}"
     box = Sandbox.create(timeout=60, api_url=one.url, sandbox_url=one.url)
     box.run_code(f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{mark}'])")

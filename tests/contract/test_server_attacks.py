@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 from e2b_code_interpreter import Sandbox
 
-from verl_ext.errors import ConfigurationError
+from verl_ext.errors import SandboxUnavailableError
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 
 pytestmark = pytest.mark.server
@@ -97,14 +97,11 @@ def scene(tier: str, user: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     canary.write_text(f"E2B_API_KEY={SECRET}\n")
     folder.chmod(0o755)
     wrapper = as_nobody() if user == "ordinary" and os.getuid() == 0 else []
-    log = (folder / "log").open("w+")
+    flags, env = ("--isolation", tier, *FLAGS), os.environ | {"CANARY": SECRET}
     try:
-        server = start_server(
-            ("--isolation", tier, *FLAGS), wrapper=wrapper, stderr=log, env=os.environ | {"CANARY": SECRET}
-        )
-    except ConfigurationError:
-        log.seek(0)
-        text = log.read()
+        server = start_server(flags, wrapper=wrapper, log_path=folder / "log", env=env)
+    except SandboxUnavailableError as error:
+        text = str(error)
         if os.environ.get("CI") == "true" and not any(known in text for known in KNOWN_REASONS):
             pytest.fail(f"{tier} as {user} does not work for an unknown reason: {text}")
         pytest.skip(f"{tier} as {user} does not work here: {text}")
@@ -112,7 +109,6 @@ def scene(tier: str, user: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with server:
             yield Scene(server, tier, user, canary)
     finally:
-        log.close()
         shutil.rmtree(folder)
 
 
@@ -507,11 +503,10 @@ def test_the_server_survives_all_of_it_at_once(scene: Scene) -> None:
 
 
 def test_tier_none_says_so(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+") as log:
-        with start_server(("--isolation", "none", "--warm", "0"), stderr=log) as server:
-            assert server.isolation == "none"
-        log.seek(0)
-        assert "NOTHING is contained" in log.read()
+    log = tmp_path / "log"
+    with start_server(("--isolation", "none", "--warm", "0"), log_path=log) as server:
+        assert server.isolation == "none"
+    assert "NOTHING is contained" in log.read_text()
 
 
 def test_required_refuses_with_a_cure(tmp_path: Path) -> None:

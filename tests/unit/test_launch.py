@@ -43,7 +43,7 @@ def _nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a run was started")
 
     monkeypatch.setattr(launch, "_train", started)
-    monkeypatch.setattr(launch, "running_server", started)
+    monkeypatch.setattr(launch, "start_server", started)
 
 
 def flags(inputs: dict[str, str]) -> list[str]:
