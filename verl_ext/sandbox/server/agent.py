@@ -140,13 +140,15 @@ class Agent:
 
 
 def close_others(keep: set[int]) -> None:
-    """Close every descriptor that is not in `keep`."""
-    start = 0
-    for fd in sorted(keep):
-        if start < fd:  # CPython 3.12 takes the empty range (0, 0) for all descriptors
-            os.closerange(start, fd)
-        start = fd + 1
-    os.closerange(start, 65_536)
+    """Close every descriptor that is not in `keep`.
+
+    Only what is open: a Python built without close_range(2) calls close(2) for every number of a range, 12 ms for
+    65,536 of them.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in keep:
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone
+                os.close(int(name))
 
 
 def scrub_streams(*, keep_stderr: bool) -> None:
