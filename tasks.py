@@ -39,13 +39,18 @@ def setup(context, stack="cpu"):
 
 
 @task(
-    help={"control": "break one thing: no-learning, wrong-values, no-weight-sync", "set_": "KEY=VALUE, repeatable"},
+    help={
+        "hardware": "a file of recipe/retool/config/hardware; one with GPUs needs the gpu stack",
+        "control": "break one thing: no-learning, wrong-values, no-weight-sync",
+        "set_": "KEY=VALUE of verl's configuration, repeatable",
+    },
     iterable=["set_"],
 )
-def smoke(context, control="", set_=None):
-    """Train a tiny model for real on two CPU cores."""
-    setup(context)
-    become("recipe.smoke.run", *(f"--control={control}" for _ in [control] if control), *(set_ or []))
+def smoke(context, hardware="cpu", control="", set_=None):
+    """Train a tiny model for real: on two CPU cores, or on a GPU."""
+    setup(context, "cpu" if hardware == "cpu" else "gpu")
+    options = {"--hardware": hardware, "--control": control}
+    become("recipe.smoke.run", *(f"{flag}={value}" for flag, value in options.items() if value), *(set_ or []))
 
 
 @task(

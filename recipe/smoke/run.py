@@ -1,7 +1,8 @@
-"""`invoke smoke`: a tiny model learns on two CPU cores to use its tool, through everything a real run uses.
+"""`invoke smoke`: a tiny model learns to use its tool, through everything a real run uses: on two CPU cores, or on
+a GPU to see that the stack works there.
 
     tiny model (cached) -> arithmetic rows -> prepare-data -> the launcher, with recipe `smoke` and hardware
-    `cpu` -> export and reload -> report, and the rule for "it learned"
+    `cpu` or another -> export and reload -> report, and the rule for "it learned"
 
 Exit status: 0 it learned and everything was put away; 1 the run went through but a check failed; others as
 in `verl_ext.launch`.
@@ -119,6 +120,7 @@ def smoke(
     settings: Settings,
     say: Callable[[str], None],
     *,
+    hardware: str = "cpu",
     control: str = "",
     overrides: Sequence[str] = (),
     run_id: str = "",
@@ -130,7 +132,7 @@ def smoke(
     change = CONTROLS[control] if control else Control()
     request = launch.RunRequest(
         recipe="smoke",
-        hardware="cpu",
+        hardware=hardware,
         model=model,
         train=train,
         val=val,
@@ -171,7 +173,8 @@ def _verify(run_dir: Path, say: Callable[[str], None]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse and run."""
-    parser = argparse.ArgumentParser(prog="invoke smoke", description="Train a tiny model for real on the CPU.")
+    parser = argparse.ArgumentParser(prog="invoke smoke", description="Train a tiny model for real.")
+    parser.add_argument("--hardware", default="cpu", help="a file of recipe/retool/config/hardware")
     parser.add_argument("--control", choices=sorted(CONTROLS), default="", help="break one thing: it must not learn")
     parser.add_argument("--run-id", default="")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -183,6 +186,7 @@ def main(arguments: Sequence[str]) -> int:
         status = smoke(
             Settings.load(),
             launch.say_line,
+            hardware=options.hardware,
             control=options.control,
             overrides=options.overrides,
             run_id=options.run_id,

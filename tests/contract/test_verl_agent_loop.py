@@ -369,6 +369,32 @@ async def test_the_engine_gets_fresh_sampling_parameters(rollout: Rollout, monke
     assert all(parameters == seen[0] and "changed" not in parameters for parameters in seen)
 
 
+async def test_the_engine_is_asked_for_ids_once_a_request(rollout: Rollout, monkeypatch):
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    seen: list[dict] = []
+    generate = ScriptedEngine.generate
+
+    async def watching(self, request_id, *, sampling_params, **rest):
+        seen.append({name: value for name, value in sampling_params.items() if name != "logprobs"})
+        return await generate(self, request_id, sampling_params=sampling_params, **rest)
+
+    monkeypatch.setattr(ScriptedEngine, "generate", watching)
+    await rollout.one(ANSWER)
+    asked = SamplingParams(max_tokens=1, logprobs=0, **seen[0])  # as verl's server makes them
+    assert asked.output_kind == RequestOutputKind.FINAL_ONLY
+    assert not asked.detokenize
+
+
+def test_verl_still_leaves_vllms_defaults() -> None:
+    """When this fails, verl asks for ids itself: take `final_ids_only` out."""
+    import verl
+
+    server = Path(verl.__file__).parent / "workers" / "rollout" / "vllm_rollout" / "vllm_async_server.py"
+    assert "SamplingParams(max_tokens=max_tokens, **sampling_params)" in server.read_text(encoding="utf-8")
+    assert "output_kind" not in server.read_text(encoding="utf-8")
+
+
 # --- where a trajectory ends
 
 

@@ -49,6 +49,7 @@ class CodeInterpreterLoop(AgentLoopBase):
     tokenizer: Any
     tools: dict[str, BaseTool]
     chat: ChatSegments
+    engine_params: dict[str, Any]
 
     @classmethod
     def init_class(cls, config: Any, tokenizer: Any, processor: Any, **kwargs: Any) -> None:
@@ -66,6 +67,7 @@ class CodeInterpreterLoop(AgentLoopBase):
         cls.max_user_turns = rollout.multi_turn.max_user_turns or 1_000_000
         cls.max_calls_per_turn = rollout.multi_turn.max_parallel_calls
         cls.max_response_chars = rollout.multi_turn.max_tool_response_length
+        cls.engine_params = final_ids_only() if rollout.name == "vllm" else {}
         cls._class_initialized = True
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
@@ -148,7 +150,7 @@ class CodeInterpreterLoop(AgentLoopBase):
         output = await self.server_manager.generate(
             request_id=state.request_id,
             prompt_ids=state.prompt_ids + state.response_ids,
-            sampling_params=dict(sampling_params),
+            sampling_params=sampling_params | self.engine_params,
         )
         elapsed_s = time.monotonic() - started_s
         # verl asks for max_model_len, which is more than what is left of the response.
@@ -231,6 +233,18 @@ class CodeInterpreterLoop(AgentLoopBase):
                 RECORD_FIELD: record.to_json(),
             },
         )
+
+
+def final_ids_only() -> dict[str, Any]:
+    """vLLM's sampling parameters for what a rollout needs: the ids, once, at the end.
+
+    verl 0.6.1 leaves vLLM's defaults: text is decoded and an output object is handed over for each token of each
+    request, in the one process that serves all of them. verl reads the last output's ids and nothing else
+    (verl/workers/rollout/vllm_rollout/vllm_async_server.py@v0.6.1, generate).
+    """
+    from vllm.sampling_params import RequestOutputKind
+
+    return {"detokenize": False, "output_kind": RequestOutputKind.FINAL_ONLY}
 
 
 class _State:

@@ -15,6 +15,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from . import confine, files
@@ -145,10 +146,10 @@ def close_others(keep: set[int]) -> None:
     Only what is open: a Python built without close_range(2) calls close(2) for every number of a range, 12 ms for
     65,536 of them.
     """
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in keep:
+    for path in Path("/proc/self/fd").iterdir():
+        if int(path.name) not in keep:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone
-                os.close(int(name))
+                os.close(int(path.name))
 
 
 def scrub_streams(*, keep_stderr: bool) -> None:
