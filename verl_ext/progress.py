@@ -23,7 +23,6 @@ class Follower:
         self._run_dir = run_dir
         self._say = say
         self._total_steps = total_steps
-        self._started_s = time.time()
         self._phases = self._metrics = 0
         self._step_s: list[float] = []
         self.last_change_s = time.monotonic()
@@ -33,7 +32,8 @@ class Follower:
         """Say every phase and step that was written since the last call."""
         phases, metrics = read_jsonl(self._run_dir / PHASES), read_jsonl(self._run_dir / METRICS)
         for entry in phases[self._phases :]:
-            self._changed(f"{entry['phase']} ({entry['time_s'] - self._started_s:.0f} s)")
+            # Since the first phase, which is noted before a sandbox server starts and anybody can follow.
+            self._changed(f"{entry['phase']} ({entry['time_s'] - phases[0]['time_s']:.0f} s)")
         for entry in metrics[self._metrics :]:
             if "agent/reward_mean" in entry["data"]:
                 self._changed(self._line(entry))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from verl_ext.progress import Follower, validation_line
-from verl_ext.runs import METRICS, note_phase
+from verl_ext.runs import METRICS, PHASES
 
 STEP = {
     "agent/reward_mean": 0.125, "agent/accuracy": 0.5, "agent/tool_use_ratio": 0.75, "agent/tool_error_ratio": 0.1,
@@ -60,10 +60,11 @@ def test_half_a_line_is_waited_for(said: Said):
     assert len(said) == 1
 
 
-def test_phases_are_said_with_their_time(said: Said):
-    note_phase(said.folder, "Ray is up")
+def test_phases_are_said_with_the_seconds_since_the_first(said: Said):
+    lines = [{"phase": "start", "time_s": 100.0}, {"phase": "Ray is up", "time_s": 112.4}]
+    (said.folder / PHASES).write_text("".join(json.dumps(line) + "\n" for line in lines))
     said.follower.poll()
-    assert said[0].startswith("Ray is up (")
+    assert said == ["start (0 s)", "Ray is up (12 s)"]
 
 
 def test_a_validation_has_a_line_of_its_own_also_within_a_step(said: Said):
