@@ -7,19 +7,10 @@ applied when vLLM is imported, since most processes of a run never do.
 
 from __future__ import annotations
 
-import importlib.abc
-import multiprocessing
-import multiprocessing.context
-import multiprocessing.forkserver
-import os
-import sys
 from typing import Any
 
 import torch
 import wrapt
-
-SERVER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
-ENGINE_MODULE = "vllm.v1.engine.core"
 
 
 def complete_torch_cpu_namespace() -> None:
@@ -100,60 +91,8 @@ def find_the_cores_on_every_node(module: Any) -> None:
     module.CPUWorker.init_device = init_device
 
 
-class _EnvironmentForkServer(multiprocessing.context.ForkServerContext):
-    """A fork server whose children get the environment of the process that asks, not the server's own."""
-
-    def Process(  # pyright: ignore[reportIncompatibleVariableOverride] - a class in the library, a function here
-        self, target: Any, name: str | None = None, kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        environment = dict(os.environ)  # noqa: TID251 - handed on, not read
-        return super().Process(target=_with_environment, name=name, args=(environment, target, kwargs or {}))
-
-
-def _with_environment(environment: dict[str, str], target: Any, kwargs: dict[str, Any]) -> None:
-    os.environ.clear()  # noqa: TID251
-    os.environ.update(environment)  # noqa: TID251
-    target(**kwargs)
-
-
-def fork_the_engine(module: Any) -> None:
-    """Fork vLLM's engine process from one that has vLLM imported, instead of spawning it.
-
-    In a Ray actor vLLM 0.11.0 spawns its engine, which imports torch and vLLM again: 15 to 20 s of one core
-    on the way to the first step.
-    """
-    module.get_mp_context = _EnvironmentForkServer
-
-
-class _StartForkServer(importlib.abc.MetaPathFinder):
-    """Starts the fork server when the import of the engine's server begins: the two import side by side."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
-        if fullname == SERVER_MODULE:
-            sys.meta_path.remove(self)
-            # The fork server imports the module too, and must not start another.
-            if getattr(sys.modules["__main__"], "main", None) is not multiprocessing.forkserver.main:
-                start_the_fork_server()
-
-
-def engine_is_elsewhere() -> None:
-    """This process only needs the name of the engine's server; importing it must not start a fork server here.
-
-    Without this each of two such processes started one for nothing, 16 s of a core each.
-    """
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _StartForkServer)]
-
-
-def start_the_fork_server() -> None:
-    """Let a fork server import the engine while this process goes on; it ends with this process."""
-    multiprocessing.set_forkserver_preload([SERVER_MODULE, ENGINE_MODULE])
-    multiprocessing.forkserver.ensure_running()
-
-
 complete_torch_cpu_namespace()
 name_the_cpu_in_verl()
 accept_one_gloo_backend()
 wrapt.register_post_import_hook(keep_vllm_off_ipex, "vllm.platforms.cpu")
 wrapt.register_post_import_hook(find_the_cores_on_every_node, "vllm.v1.worker.cpu_worker")
-sys.meta_path.insert(0, _StartForkServer())
-wrapt.register_post_import_hook(fork_the_engine, "vllm.v1.engine.utils")

@@ -16,6 +16,8 @@ import ray._private.state as ray_state
 from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayError
 
+from verl_ext.agent_loop import process as agent_loop_process
+from verl_ext.engine import process as engine_process
 from verl_ext.errors import TrainingDiedError
 from verl_ext.interrupts import deferred, rearm
 from verl_ext.process_tree import adopt_orphans, end_descendants
@@ -42,11 +44,11 @@ _LOG_SUFFIXES = (".out", ".err", ".log")
 class RunnerProcess:
     """The TaskRunner's process. Heavy imports happen in it and not in the driver."""
 
-    def run(self, config: DictConfig) -> None:
+    def run(self, config: DictConfig, agent_loops: list[Any], engine_servers: dict[str, list[Any]]) -> None:
         """Train; returns when training is over."""
         from verl_ext.trainer import AgsTaskRunner
 
-        AgsTaskRunner().run(config)
+        AgsTaskRunner(agent_loops, engine_servers).run(config)
 
 
 @contextlib.contextmanager
@@ -118,7 +120,7 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
         TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
     """
     runner: Any = ray.remote(num_cpus=1)(RunnerProcess).remote()
-    result = runner.run.remote(config)
+    result = runner.run.remote(config, *_begin_early(config.actor_rollout_ref.rollout, config.trainer))
     first_death_s: float | None = None
     death = ""
     while True:
@@ -143,6 +145,16 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
                 f"nothing happened for {idle_s:.0f} s after: {follower.last_seen}. The processes' logs may say why; "
                 "if the step is only slow, raise verl_ext.stall_timeout_s"
             )
+
+
+def _begin_early(rollout: DictConfig, trainer: DictConfig) -> tuple[list[Any], dict[str, list[Any]]]:
+    """The processes of agent loops and engine servers, importing while the trainer does."""
+    agent_loops = agent_loop_process.begin(rollout.agent.num_workers)
+    if rollout.name != "vllm" or rollout.data_parallel_size != 1:
+        return agent_loops, {}
+    gpus_per_server = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
+    servers = trainer.nnodes * trainer.n_gpus_per_node // gpus_per_server
+    return agent_loops, engine_process.begin(gpus_per_server, servers)
 
 
 def _dead_actor() -> str:

@@ -3,7 +3,7 @@
     AgsTaskRunner.run
       ├── registers the advantage estimator            (verl_ext.advantage)
       ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer
-      ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> AgentLoopProcess
+      ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> AgentLoopProcess, EarlyReplica
       ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
       └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers
 
@@ -32,7 +32,7 @@ from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
 
 import verl_ext.advantage  # noqa: F401 - registers the estimator
-from verl_ext.agent_loop import process
+from verl_ext.engine.replica import EarlyReplica, offer
 from verl_ext.rollout import take_records
 from verl_ext.runs import METRICS, note_phase, without_nan
 
@@ -44,6 +44,12 @@ _agent_loop_processes: list[Any] = []
 
 class AgsAgentLoopManager(AgentLoopManager):
     """verl's manager, with our workers; records each batch and ends the sandboxes at the end."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        rollout = config.actor_rollout_ref.rollout
+        if rollout.name == "vllm" and rollout.data_parallel_size == 1:
+            self.rollout_replica_class = EarlyReplica  # verl takes its own where there is none
+        super().__init__(config, *args, **kwargs)
 
     def _initialize_llm_servers(self) -> None:
         note_phase(_run_dir, "trainer's model is built")
@@ -131,7 +137,17 @@ class AgsTracking(Tracking):
 
 
 class AgsTaskRunner(TaskRunner):
-    """Runs the training in its own Ray process; give it to `verl.trainer.main_ppo.run_ppo`."""
+    """Runs the training, in a Ray process of its own.
+
+    Args:
+        agent_loops: from `verl_ext.agent_loop.process.begin`.
+        engine_servers: from `verl_ext.engine.process.begin`.
+    """
+
+    def __init__(self, agent_loops: list[Any], engine_servers: dict[str, list[Any]]) -> None:
+        super().__init__()
+        _agent_loop_processes[:] = agent_loops
+        offer(engine_servers)
 
     def run(self, config: Any) -> None:
         """verl's `run` with our classes in place."""
@@ -139,8 +155,6 @@ class AgsTaskRunner(TaskRunner):
         _run_dir = Path(config.verl_ext.run_dir)
         note_phase(_run_dir, "trainer is imported")
         install()
-        process.no_engine_in_this_process()
-        _agent_loop_processes[:] = process.begin(config.actor_rollout_ref.rollout.agent.num_workers)
         super().run(config)
 
 

@@ -103,12 +103,6 @@ def test_vllms_places_are_where_the_shim_expects_them():
     assert "chunked_prefill_enabled" in vllm_source("config/scheduler.py")
 
 
-def test_vllm_makes_its_engine_by_the_context_that_the_shim_replaces():
-    assert re.search(r"^\s+context = get_mp_context\(\)", vllm_source("v1/engine/utils.py"), re.M)
-    assert "target=" in vllm_source("v1/engine/utils.py")
-    assert "class EngineCoreProc" in vllm_source("v1/engine/core.py")
-
-
 def test_vllms_functions_are_wrapped_when_vllm_is_imported_later():
     code = """
 import sys, types, verl_ext.cpu as cpu, wrapt

@@ -6,31 +6,21 @@ imports, 15 to 20 s of one core, can go on while the trainer's model and the eng
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from verl_ext.start import import_unhurriedly, start_on_nodes
 
 if TYPE_CHECKING:
     from verl.protocol import DataProto
-
-
-def no_engine_in_this_process() -> None:
-    """Tell the CPU shim, where there is one, that this process will import the engine's server but not be it."""
-    shim = sys.modules.get("verl_ext.cpu")
-    if shim is not None:
-        shim.engine_is_elsewhere()
 
 
 class AgentLoopProcess:
     """Holds a `SandboxedAgentLoopWorker` once `start` has been called; the other methods are the worker's."""
 
     def __init__(self) -> None:
-        import verl_ext.agent_loop.worker as worker
-
-        no_engine_in_this_process()
-        self._class = worker.SandboxedAgentLoopWorker
+        self._class = import_unhurriedly("verl_ext.agent_loop.worker").SandboxedAgentLoopWorker
         self._worker: Any = None
 
     def start(self, config: Any, server_handles: list[Any], reward_router_address: str | None) -> None:
@@ -53,11 +43,5 @@ class AgentLoopProcess:
 def begin(count: int) -> list[Any]:
     """Start `count` processes, spread over the nodes in turn as verl spreads its workers; does not wait."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    remote_class = ray.remote(AgentLoopProcess)
-    return [
-        remote_class.options(
-            name=f"agent_loop_worker_{index}",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=nodes[index % len(nodes)], soft=True),
-        ).remote()
-        for index in range(count)
-    ]
+    places = [nodes[index % len(nodes)] for index in range(count)]
+    return start_on_nodes(AgentLoopProcess, places, "agent_loop_worker", soft=True)

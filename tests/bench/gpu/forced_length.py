@@ -11,6 +11,8 @@ from typing import Any
 import wrapt
 
 TOKENS = int(os.environ["BENCH_RESPONSE_TOKENS"])
+# As verl's own loops ask: text, and an output for every token (see verl_ext.agent_loop.loop.final_ids_only).
+HAS_STOCK_OUTPUT = os.environ.get("BENCH_STOCK_OUTPUT") == "1"
 
 
 def force(module: Any) -> None:
@@ -18,6 +20,8 @@ def force(module: Any) -> None:
     original = module.SamplingParams
 
     def sampling_params(**values: Any) -> Any:
+        if HAS_STOCK_OUTPUT:
+            values = {name: value for name, value in values.items() if name not in ("detokenize", "output_kind")}
         return original(**(values | {"max_tokens": TOKENS, "ignore_eos": True}))
 
     module.SamplingParams = sampling_params

@@ -50,7 +50,12 @@ ARMS: dict[str, list[str]] = {
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.8",
         "actor_rollout_ref.rollout.agent.num_workers=8",
     ],
-    "ours": [],
+    "ours": [
+        "actor_rollout_ref.actor.fsdp_config.param_offload=false",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
+        "actor_rollout_ref.rollout.agent.num_workers=2",
+    ],
 }
 FIGURES = (
     "timing_s/step",
@@ -110,6 +115,7 @@ def arm(arguments: argparse.Namespace) -> int:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
         "VERL_USE_EXTERNAL_MODULES": "forced_length",
         "BENCH_RESPONSE_TOKENS": str(tokens),
+        "BENCH_STOCK_OUTPUT": "1" if arguments.name == "tutorial" else "0",
     }
     command = [sys.executable, "-m", "verl_ext.launch", "--recipe", "retool", "--hardware", arguments.hardware]
     command += ["--model", arguments.model, "--train", arguments.train, "--val", arguments.val]

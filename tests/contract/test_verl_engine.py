@@ -1,0 +1,71 @@
+"""verl_ext.engine against the sources of verl and vLLM: what it stands in for is still as it was.
+
+That the engine serves, syncs and sleeps through it is shown by tests/e2e, which train with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+if find_spec("verl") is None or find_spec("vllm") is None:
+    pytest.skip("verl or vLLM is not installed here", allow_module_level=True)
+
+from verl_ext.engine.process import ENGINE_MODULE, ENGINE_STARTER, SERVER_MODULE, EngineServerProcess
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def source(module: str) -> str:
+    package, _, rest = module.partition(".")
+    spec = find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(next(iter(spec.submodule_search_locations)), *rest.split(".")).with_suffix(".py").read_text("utf-8")
+
+
+def functions(module: str, name: str) -> dict[str, ast.AST]:
+    tree = ast.parse(source(module))
+    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_vllm_makes_its_engine_by_the_context_that_we_replace():
+    assert re.search(r"^\s+context = get_mp_context\(\)", source(ENGINE_STARTER), re.M)
+    assert re.search(r"context\.Process\(\s*target=\w+,\s*name=.*?kwargs=", source(ENGINE_STARTER), re.S)
+    assert "class EngineCoreProc" in source(ENGINE_MODULE)
+
+
+def test_verl_starts_its_server_late_and_by_importing_it():
+    """When this fails, verl starts its server early itself: take verl_ext/engine out."""
+    launch = ast.unparse(functions(SERVER_MODULE, "vLLMReplica")["launch_servers"])
+    assert "self.server_class.options(" in launch
+    assert "self.server_class = vLLMHttpServer" in source(SERVER_MODULE)
+    assert "if not hasattr(self, 'rollout_replica_class')" in source("verl.experimental.agent_loop.agent_loop").replace(
+        '"', "'"
+    )
+
+
+def test_every_method_of_verls_server_is_ours_too():
+    theirs = {name for name in functions(SERVER_MODULE, "vLLMHttpServerBase") if not name.startswith("_")}
+    ours = {name for name, _ in inspect.getmembers(EngineServerProcess, inspect.isfunction)}
+    # What only the server itself calls.
+    assert theirs - ours == {"run_server", "run_headless"}
+
+
+def test_the_servers_arguments_are_those_that_we_give():
+    taken = [argument.arg for argument in functions(SERVER_MODULE, "vLLMHttpServerBase")["__init__"].args.args[1:]]
+    tree = ast.parse((ROOT / "verl_ext" / "engine" / "replica.py").read_text(encoding="utf-8"))
+    given = next(
+        [key.value for key in node.keys]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict) and node.keys and isinstance(node.keys[0], ast.Constant)
+    )
+    assert sorted(given) == sorted(taken)

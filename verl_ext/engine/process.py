@@ -1,0 +1,113 @@
+"""The Ray process of an engine server, and the engine's own, importing while the trainer's model is built.
+
+verl 0.6.1 starts a server when the model is built: the server imports vLLM, then spawns the engine, which imports it
+again, and the TaskRunner has imported it too, to name the server's class. On a GPU node that was 50 to 110 s of the
+190 s to the first step. Here the first two imports go on beside everything else, and the third is not made.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.forkserver
+import os
+from typing import Any
+
+import ray
+
+from verl_ext.start import import_unhurriedly, start_on_nodes
+
+SERVER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+ENGINE_MODULE = "vllm.v1.engine.core"
+ENGINE_STARTER = "vllm.v1.engine.utils"
+
+
+class EngineServerProcess:
+    """Holds verl's `vLLMHttpServerBase` once `begin` has been called; the other methods are that server's."""
+
+    def __init__(self) -> None:
+        start_the_fork_server()
+        self._module = import_unhurriedly(SERVER_MODULE)
+        fork_the_engine(importlib.import_module(ENGINE_STARTER))
+        self._server: Any = None
+
+    def begin(self, arguments: dict[str, Any]) -> None:
+        """Build the server; `arguments` are those of verl's class."""
+        self._server = self._module.vLLMHttpServerBase(**arguments)
+
+    async def get_master_address(self) -> tuple[str, int]:
+        """Address and port for data parallel groups."""
+        return self._server.get_master_address()
+
+    async def get_server_address(self) -> tuple[str, int]:
+        """Address and port of the HTTP server."""
+        return self._server.get_server_address()
+
+    async def launch_server(self, master_address: str, master_port: int) -> None:
+        """Start the engine and the HTTP server; returns when both are ready."""
+        await self._server.launch_server(master_address=master_address, master_port=master_port)
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Tokens in, tokens out; verl's `TokenOutput`."""
+        return await self._server.generate(*args, **kwargs)
+
+    async def wake_up(self) -> None:
+        """Take the memory back and the trainer's weights over."""
+        await self._server.wake_up()
+
+    async def sleep(self) -> None:
+        """Give the memory to the trainer."""
+        await self._server.sleep()
+
+    async def wait_for_requests_to_drain(self) -> None:
+        """Returns when no request is running."""
+        await self._server.wait_for_requests_to_drain()
+
+
+def begin(gpus_per_server: int, count: int) -> dict[str, list[Any]]:
+    """Start `count` processes, on each node as many as its GPUs can feed; does not wait.
+
+    Returns:
+        Handles by node id. Fewer than `count` where a server's GPUs lie on more than one node.
+    """
+    places: list[str] = []
+    for node in ray.nodes():
+        gpus = int(node["Resources"].get("GPU", 0)) if node["Alive"] else 0
+        places += [node["NodeID"]] * (gpus // gpus_per_server)
+    handles = start_on_nodes(EngineServerProcess, places[:count], "engine_server", soft=False)
+    by_node: dict[str, list[Any]] = {}
+    for node_id, handle in zip(places, handles, strict=False):
+        by_node.setdefault(node_id, []).append(handle)
+    return by_node
+
+
+class _EnvironmentForkServer(multiprocessing.context.ForkServerContext):
+    """A fork server whose children get the environment of the process that asks, not the server's own."""
+
+    def Process(  # pyright: ignore[reportIncompatibleVariableOverride] - a class in the library, a function here
+        self, target: Any, name: str | None = None, kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        environment = dict(os.environ)  # noqa: TID251 - handed on, not read
+        return super().Process(target=_with_environment, name=name, args=(environment, target, kwargs or {}))
+
+
+def _with_environment(environment: dict[str, str], target: Any, kwargs: dict[str, Any]) -> None:
+    os.environ.clear()  # noqa: TID251
+    os.environ.update(environment)  # noqa: TID251
+    target(**kwargs)
+
+
+def fork_the_engine(module: Any) -> None:
+    """Fork vLLM's engine process from one that has vLLM imported, instead of spawning it.
+
+    In a Ray actor vLLM 0.11.0 spawns its engine, which imports torch and vLLM again: 15 to 20 s of one core
+    on the way to the first step.
+    """
+    module.get_mp_context = _EnvironmentForkServer
+
+
+def start_the_fork_server() -> None:
+    """Let a fork server import the engine while this process goes on; it ends with this process."""
+    multiprocessing.set_forkserver_preload([SERVER_MODULE, ENGINE_MODULE])
+    multiprocessing.forkserver.ensure_running()

@@ -1,0 +1,67 @@
+"""verl's rollout replica over an engine server process that was begun early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from verl.workers.rollout.replica import RolloutReplica
+
+from verl_ext.engine.process import EngineServerProcess
+from verl_ext.start import start_on_nodes
+
+_waiting: dict[str, list[Any]] = {}
+
+
+def offer(by_node: dict[str, list[Any]]) -> None:
+    """Give the processes of `process.begin` to the replicas of this process."""
+    _waiting.clear()
+    _waiting.update(by_node)
+
+
+def _take(node_id: str, replica_rank: int) -> Any:
+    if _waiting.get(node_id):
+        return _waiting[node_id].pop()
+    # Its GPUs lie on more than one node, or verl has spread the workers differently: then it starts now.
+    return start_on_nodes(EngineServerProcess, [node_id], f"late_engine_server_{replica_rank}", soft=False)[0]
+
+
+class EarlyReplica(RolloutReplica):
+    """verl's `vLLMReplica` without data parallelism: one server, on the node of its first worker."""
+
+    def get_ray_class_with_init_args(self) -> Any:
+        """Only for engines with GPUs of their own, which the recipe does not use."""
+        raise NotImplementedError(
+            "verl_ext's engine shares its GPUs with the trainer: use actor_rollout_ref.hybrid_engine"
+        )
+
+    async def launch_servers(self) -> None:
+        """Build and launch the server; returns when the engine is ready."""
+        node_id = await self.workers[0].__ray_call__.remote(_node_id)
+        server = _take(node_id, self.replica_rank)
+        await server.begin.remote(
+            {
+                "config": self.config,
+                "model_config": self.model_config,
+                "rollout_mode": self.rollout_mode,
+                "workers": self.workers,
+                "replica_rank": self.replica_rank,
+                "node_rank": 0,
+                "gpus_per_node": self.world_size,
+                "nnodes": 1,
+            }
+        )
+        self.servers.append(server)
+        await server.launch_server.remote(*await server.get_master_address.remote())
+        address, port = await server.get_server_address.remote()
+        self._server_handle = server
+        self._server_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    async def sleep(self) -> None:
+        """Let running requests end, then give the memory to the trainer."""
+        await self.servers[0].wait_for_requests_to_drain.remote()
+        await super().sleep()
+
+
+def _node_id(_: Any) -> str:
+    return ray.get_runtime_context().get_node_id()

@@ -1,0 +1,52 @@
+"""Processes of a run that are begun before they are needed, so that their imports cost no waiting."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_UNHURRIED = 10  # nice(2)
+
+
+def start_on_nodes(process: type, node_ids: Sequence[str], name: str, *, soft: bool) -> list[Any]:
+    """Start one Ray actor of a plain class for each entry of `node_ids`, on that node; does not wait.
+
+    Args:
+        process: a class without arguments.
+        node_ids: where.
+        name: of the actors, with a number behind it.
+        soft: whether another node will do.
+    """
+    remote_class = ray.remote(process)
+    return [
+        remote_class.options(
+            name=f"{name}_{index}",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=soft),
+        ).remote()
+        for index, node_id in enumerate(node_ids)
+    ]
+
+
+def import_unhurriedly(module: str) -> Any:
+    """Import a module at a low priority, for a process that is begun early: others are waited for, this one is not.
+
+    In a thread of its own, since Linux has a priority for each thread and an ordinary user cannot raise one again.
+    """
+    result: Future[Any] = Future()
+
+    def load() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _UNHURRIED)
+        try:
+            result.set_result(importlib.import_module(module))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller
+            result.set_exception(error)
+
+    threading.Thread(target=load, name="import").start()
+    return result.result()
