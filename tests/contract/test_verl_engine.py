@@ -19,7 +19,6 @@ if find_spec("verl") is None or find_spec("vllm") is None:
 
 from verl_ext.engine.process import ENGINE_MODULE, ENGINE_STARTER, SERVER_MODULE, EngineServerProcess
 
-
 ROOT = Path(__file__).parents[2]
 
 
