@@ -36,6 +36,9 @@ def unpack(member: Path, target: Path) -> None:
 
 def restore(parts: Path, venv: Path) -> Path:
     """Unpack with every core; returns the environment's interpreter."""
+    pieces = sorted(parts.glob("c[0-9][0-9]"))
+    if not pieces:
+        sys.exit(f"no parts in {parts}: pack.py writes c00, c01, ...")
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
     python = venv / "bin" / "python"
@@ -43,13 +46,11 @@ def restore(parts: Path, venv: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=venv) as scratch:
         whole = Path(scratch, "whole.tar")
         with whole.open("wb") as joined:
-            for part in sorted(parts.glob("c[0-9][0-9]")):
+            for part in pieces:
                 joined.write(part.read_bytes())
         with tarfile.open(whole) as outer:
             outer.extractall(scratch, filter="data")
         members = sorted(Path(scratch).glob("*.tar.xz"))
-        if not members:
-            sys.exit(f"no parts in {parts}: pack.py writes c00, c01, ...")
         with concurrent.futures.ProcessPoolExecutor() as pool:
             list(pool.map(unpack, members, [site] * len(members)))
     headers = site / "_include"
