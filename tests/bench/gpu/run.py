@@ -104,8 +104,8 @@ def arm(arguments: argparse.Namespace) -> int:
         f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
         f"custom_reward_function.path={HERE / 'text_hash_reward.py'}",
         "trainer.val_before_train=false",
-        "trainer.test_freq=1000",
-        "trainer.save_freq=1000",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
         f"trainer.total_training_steps={steps}",
         # One turn: the random model never calls a tool, and a response ends by its length.
         *ARMS[arguments.name],
