@@ -9,18 +9,23 @@ attack it (same user): the worst that follows is the end of that sandbox.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import signal
 import socket
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from . import confine, files
 from .kernel import Kernel, KernelShell, reseed
 from .wire import close_fds, receive_message, send_message
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_CLOSE_RANGE = 436  # the same on every architecture
+_LAST_FD = 2**31 - 1
 
 
 class Agent:
@@ -143,13 +148,20 @@ class Agent:
 def close_others(keep: set[int]) -> None:
     """Close every descriptor that is not in `keep`.
 
-    Only what is open: a Python built without close_range(2) calls close(2) for every number of a range, 12 ms for
-    65,536 of them.
+    By close_range(2) itself: a Python built without it calls close(2) for every number of a range, 12 ms for 65,536
+    of them. Not by a look into /proc, which Landlock hides.
     """
-    for path in Path("/proc/self/fd").iterdir():
-        if int(path.name) not in keep:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone
-                os.close(int(path.name))
+    start = 0
+    for fd in sorted(keep):
+        if start < fd:
+            _close_range(start, fd - 1)
+        start = fd + 1
+    _close_range(start, _LAST_FD)
+
+
+def _close_range(first: int, last: int) -> None:
+    if _libc.syscall(_CLOSE_RANGE, first, last, 0) < 0:  # a kernel before 5.9
+        os.closerange(first, min(last, 65_535) + 1)
 
 
 def scrub_streams(*, keep_stderr: bool) -> None:
