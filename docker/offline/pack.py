@@ -37,7 +37,7 @@ LEFT_OUT = (
     "*.a", "*.pyc", "*.pyi", "*/__pycache__/*", "*/tests/*", "*/test/*",
     "cupy*", "xformers*", "debugpy*", "pycountry*", "wandb*", "pyright*", "nodejs*", "ruff*",
     "nvidia/cuda_nvcc/*", "nvidia/cudnn/lib/libcudnn_engines_*", "nvidia/cudnn/lib/libcudnn_adv*",
-    "nvidia/cudnn/lib/libcudnn_heuristic*", "triton/backends/amd/*",
+    "nvidia/cudnn/lib/libcudnn_heuristic*",
     "triton/backends/nvidia/bin/cuobjdump", "triton/backends/nvidia/bin/nvdisasm",
 )  # fmt: skip
 ALONE_BYTES = 40 << 20
