@@ -26,7 +26,7 @@ _QUOTES = "'\"`\u2018\u2019\u201c\u201d"
 # Not behind a backslash: "\\ " ends a row of a matrix.
 _SPACING = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick)space(?![A-Za-z])|\s+")
 _NOISE = re.compile(
-    r"\\!|\\(?:left|right|displaystyle|textstyle|big|Big|bigg|limits)(?![A-Za-z])",
+    r"\\!|\\(?:left|right|displaystyle|textstyle|big|Big|bigg|limits|bf|rm)(?![A-Za-z])",
 )
 # Marks around an answer, taken off at its ends only: inside, 2**5 is no 25 and $12$$33$ no 1233.
 # One at a time, since a repeated group that is searched for before an end takes quadratic time.
@@ -36,9 +36,7 @@ _CURRENCY = re.compile(r"(\\\$|\\pounds|[\u20ac\u00a3\u00a5])(?= ?[\d.-])")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|bb)|operatorname|boldsymbol|bm|mbox|boxed|fbox)\s*(?=\{)"
 )
-_LABEL = re.compile(
-    r"(?:(?:the\s+)?(?:final\s+)?answer\s*(?:is\s*:?|:)|答案\s*[是为:\uff1a]{1,2})\s*", re.IGNORECASE
-)
+_LABEL = re.compile(r"(?:(?:the\s+)?(?:final\s+)?answer\s*(?:is\s*:?|:)|答案\s*[是为:\uff1a]{1,2})\s*", re.IGNORECASE)
 _CHOICE = re.compile(r"(?:\\(?:text(?:bf|rm)?|math(?:bf|rm)) ?\{)? ?\(([A-J])\) ?\}? ?[:.]? ?(\S.*)")
 _CHOICE_ALONE = re.compile(r"\(?([A-Z])[).]?")
 
@@ -138,7 +136,8 @@ _NOT_A_LEFT_SIDE = re.compile(
 )
 # A left side that is a name and nothing else: x, a_{1}, f(x), \theta, \angle ABC, Area.
 _NAME = re.compile(
-    r"(?:[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+(?: ?[A-Z]{1,3})?|[A-Za-z]{4,20})(?:_(?:\w|\{\w{1,9}\}))?(?:\([A-Za-z]\))?"
+    r"(?:[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+(?: ?[A-Z]{1,3})?|[A-Za-z]{4,20})"
+    r"(?:_(?:\w|\{\w{1,9}\}))?(?:\([\w, -]{1,12}\))?"
 )
 
 
@@ -154,6 +153,8 @@ def _right_side(text: str, *, any_left: bool) -> tuple[str, str]:
     if not any_left and (not name or len(lefts) > 1):
         return text, ""
     known = _rational(value)
+    if known == 0 and not name:
+        return text, ""  # x^2 + y - 1 = 0 is the normal form of an equation, not the number 0
     for left in lefts:
         if len(left) > _MAX_LEFT_CHARS or _NOT_A_LEFT_SIDE.search(left):
             return text, ""

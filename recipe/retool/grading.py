@@ -18,10 +18,12 @@ Not covered: what restates a question (sums, integrals, limits, remainders left 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
 from recipe.retool.answers import MAX_ANSWER_CHARS, Answer, normalise, parse_integer, read_answer
 from recipe.retool.own_text import own_final_text
+from recipe.retool.symbolic.tree import Comparison
 
 Reason = Literal[
     "equal",
@@ -29,6 +31,7 @@ Reason = Literal[
     "needs_symbolic",
     "unreadable",
     "undecided",
+    "unevaluated",
     "no_answer",
     "truncated_box",
     "several_answers",
@@ -36,7 +39,7 @@ Reason = Literal[
     "no_ground_truth",
     "no_text",
 ]
-Fallback = Callable[[str, str], Literal["equal", "different", "unreadable", "undecided"]]
+Fallback = Callable[[str, str], Comparison]
 """Compares two normalised answers by value; called only where integers and equal texts cannot decide."""
 
 _WINDOW_CHARS = 20_000
@@ -68,19 +71,23 @@ def grade(text: str | bytes | None, ground_truth: object, *, fallback: Fallback 
     truth = _truth(ground_truth)
     if not truth.text:
         return Verdict(False, "no_ground_truth", None)
-    reason, extracted = find_answer(own_final_text(text))
+    # A program that reads "\b" as an escape leaves a backspace of "\boxed".
+    reason, extracted = find_answer(own_final_text(text).replace("\boxed", "\\boxed"))
     if extracted is None:
         return Verdict(False, reason or "no_answer", None)
     return compare(extracted, truth, fallback)
 
 
 def _truth(ground_truth: object) -> Answer:
-    if isinstance(ground_truth, bool) or not isinstance(ground_truth, str | int):
+    if isinstance(ground_truth, bool) or not isinstance(ground_truth, str | Integral | float):
         return Answer("")
+    if isinstance(ground_truth, float):  # 33.0 from a column that has gaps is the integer 33
+        ground_truth = int(ground_truth) if ground_truth.is_integer() else repr(ground_truth)
     try:
-        return read_answer(str(ground_truth), "name")
+        truth = read_answer(str(ground_truth), "name")
     except ValueError:  # an int of more digits than Python writes
         return Answer("")
+    return Answer("") if truth.text.casefold() in MISSING else truth
 
 
 def compare(extracted: str, truth: Answer, fallback: Fallback | None = None) -> Verdict:
@@ -96,14 +103,35 @@ def compare(extracted: str, truth: Answer, fallback: Fallback | None = None) -> 
     ):
         return Verdict(False, "different", extracted)
     value, known = parse_integer(answer.text), parse_integer(truth.text)
-    if value is not None and known is not None:
+    if value is not None and known is not None and (value == known or answer.unit != "percent"):
         return Verdict(value == known, "equal" if value == known else "different", extracted)
-    if answer.text and answer.text == truth.text:
+    if answer.text and _same_text(answer.text, truth.text):
         return Verdict(True, "equal", extracted)
     if fallback is None:
         return Verdict(False, "needs_symbolic", extracted)
     found = fallback(answer.text, truth.text)
+    if found == "different":
+        found = _other_form(extracted, answer, truth, fallback)
     return Verdict(found == "equal", found, extracted)
+
+
+MISSING = frozenset(("none", "nan", "null", "n/a", "<na>", "nat"))
+"""What a missing value becomes when a program writes it as text. No answer is right for it."""
+_SCALES = {"percent": "({})/100", "degree": "({})*\\pi/180"}
+
+
+def _same_text(answer: str, truth: str) -> bool:
+    """Equal, or equal but for capitals where both are words ("No solution")."""
+    return answer == truth or (answer.casefold() == truth.casefold() and bool(re.fullmatch("[A-Za-z ]{4,}", truth)))
+
+
+def _other_form(extracted: str, answer: Answer, truth: Answer, fallback: Fallback) -> Comparison:
+    """The comparison again where the answer has a second form: 75% for 3/4, 60 degrees for pi/3, y - 2x = 3."""
+    if answer.unit in _SCALES and not truth.unit and (answer.unit == "percent" or "\\pi" in truth.text):
+        return fallback(_SCALES[answer.unit].format(answer.text), truth.text)
+    if truth.name and not answer.name and "=" in extracted:
+        return fallback(read_answer(extracted, "keep").text, f"{truth.name} = {truth.text}")
+    return "different"
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
@@ -205,7 +233,8 @@ def _same(left: str, right: str) -> bool:
 
 
 _ANSWER = re.compile(
-    r"\banswer(?: is)?\b[ *_\"]{0,8}[:\uff1a]|答案[ *_]{0,8}[:\uff1a是为]|^#### |\b(?:the|final|our) answer is\b(?! ?:)",
+    r"\banswer(?: is)?\b[ *_\"]{0,8}[:\uff1a]|答案[ *_]{0,8}(?:[是为]? ?[:\uff1a]|[是为])"
+    r"|^#### |\b(?:the|final|our) answer is\b(?! ?:)",
     re.IGNORECASE | re.MULTILINE,
 )
 _SENTENCE_END = re.compile(r"[.\u3002](?:\s|\Z)")

@@ -10,7 +10,9 @@ _TOOL_END = "</tool_response>"
 _TURN, _TURN_END = "<|im_start|>", "<|im_end|>"
 _FENCE = re.compile(r"^[ \t]{0,3}(```+|~~~+)[ \t]*([\w+-]{0,20})[^\n`]*$", re.MULTILINE)
 _PROSE = frozenset(("latex", "tex", "math", "text", "txt", "markdown", "md", "plaintext", "plain"))
-_LOOKS_LIKE_CODE = re.compile(r"^[ \t]*(?:import |from \w+ import|def |for .*:|while .*:|if .*:|print\(|# |\w+ ?= ?\S)", re.M)
+_LOOKS_LIKE_CODE = re.compile(
+    r"^[ \t]*(?:import |from \w+ import|def |for .*:|while .*:|if .*:|print\(|# |\w+ ?= ?\S)", re.M
+)
 
 
 def own_final_text(transcript: str) -> str:

@@ -19,9 +19,11 @@ _BARE = re.compile(
     r"([-+]?(?:[\d.,]*\d|\\[dt]?frac ?\{\d+\} ?\{\d+\})) ?"
     r"(?:([A-Za-z]{2,}(?:[ /]+[A-Za-z]{1,20}){0,4})(?: ?\^ ?\{?([23])\}?)?|([\u4e00-\u9fff]{1,4}))"
 )
-_ABBREVIATIONS = frozenset("cm mm km kg mg ft mi hr hrs min sec ml dm in mph kph rad deg usd rmb yd oz lb lbs".split())
-
 # fmt: off
+_ABBREVIATIONS = frozenset((
+    "cm", "mm", "km", "kg", "mg", "ft", "mi", "hr", "hrs", "min", "sec", "ml", "dm", "in", "mph", "kph", "rad", "deg",
+    "usd", "rmb", "yd", "oz", "lb", "lbs",
+))
 _NO_UNITS = frozenset((
     "or", "and", "not", "mod", "modulo", "pi", "i", "e", "no", "none", "to", "x", "base", "k", "b", "with", "but",
     "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "half", "halves", "third", "thirds",

@@ -35,16 +35,26 @@ def _shaped(node: Node) -> Node:
         items: list[Node] = []
         for item in map(_shaped, node.args):
             items += item.args if item.op == "list" else [item]
+        if node.op == "list" and _give_one_name_a_value(items):
+            items = [item.args[1] for item in items]  # x = 1 or x = 2
         if node.op == "list" and all(item.op in ("tuple", "union") and _is_interval(item) for item in items):
             return Node("union", tuple(items))
         return Node(node.op, tuple(items))
     if node.op == "plus_minus":
         left, right = node.args
         minus = Node("neg", (right,))
-        return Node("list", (right, minus) if left is None else (Node("add", (left, right)), Node("add", (left, minus))))
+        return Node(
+            "list", (right, minus) if left is None else (Node("add", (left, right)), Node("add", (left, minus)))
+        )
     if node.op == "relation":
         return _relation(node.args)
     return node
+
+
+def _give_one_name_a_value(items: list[Node]) -> bool:
+    return all(
+        item.op == "equation" and item.args[0].op == "symbol" and item.args[0] == items[0].args[0] for item in items
+    )
 
 
 _INFINITY = Node("constant", ("oo",))
@@ -172,7 +182,8 @@ def _same_scalars(left: Node, right: Node) -> Sameness:
         difference = simpler(difference)
         if difference == 0:
             return "equal"
-    return {True: "equal", False: "different"}.get(difference.equals(0), "unproven")
+    zero = difference.equals(0)
+    return "unproven" if zero is None else "equal" if zero else "different"
 
 
 def _is_clearly_not_zero(difference: sympy.Expr) -> bool:
@@ -181,7 +192,7 @@ def _is_clearly_not_zero(difference: sympy.Expr) -> bool:
     The point is fixed and of no special form, so that the same answers always get the same verdict.
     """
     symbols = sorted(difference.free_symbols, key=default_sort_key)
-    point = {symbol: sympy.Rational(1_234_577 + 7_919 * number, 999_983) for number, symbol in enumerate(symbols)}
+    point = [(symbol, sympy.Rational(1_234_577 + 7_919 * number, 999_983)) for number, symbol in enumerate(symbols)]
     value = difference.subs(point).evalf(40, chop=False)
     return bool(value.is_number and value.is_finite and abs(value) > sympy.Float("1e-20"))
 

@@ -2,18 +2,19 @@
 
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
 
 from recipe.retool.symbolic.exact import NotRational, TooLarge, rational_value
 from recipe.retool.symbolic.expressions import parse
 from recipe.retool.symbolic.pool import KillablePool, LimitReached
-from recipe.retool.symbolic.tree import Node, Unreadable
-
-Comparison = Literal["equal", "different", "unreadable", "undecided"]
-"""Unreadable: not maths that we read, or with two readings. Undecided: a limit was reached, or nothing was proven."""
+from recipe.retool.symbolic.tree import Comparison, Node, Unreadable
 
 POOL = KillablePool("recipe.retool.symbolic.compare:compare")
 """Shared by all threads of a process; it starts its processes when a first pair of answers needs them."""
+
+MAX_OPERATIONS = 3
+"""Sums, products, powers and so on that an answer may leave to the reader where the known one is a number. Of
+DAPO-Math-17k's 17,252 questions 41 hold an expression of their answer's value, and could be answered by repeating it;
+15 of these expressions have so few operations. Source: tests/bench/bench_grading.py."""
 
 _SHAPES = frozenset(("list", "set", "tuple", "union", "matrix", "relation", "word", "based"))
 
@@ -35,6 +36,8 @@ def same_value(answer: str, truth: str) -> Comparison:
     except TooLarge:
         return "different"
     if value is not None and (other is not None or given.op in _SHAPES or _has_symbols(given)):
+        if value == other and _operations(given) > MAX_OPERATIONS:
+            return "unevaluated"
         return "equal" if value == other else "different"
     if other is not None and (known.op in _SHAPES or _has_symbols(known)):
         return "different"
@@ -50,6 +53,11 @@ def _rational(node: Node) -> Fraction | None:
         return rational_value(node)
     except NotRational:
         return None
+
+
+def _operations(node: Node) -> int:
+    own = node.op not in ("number", "neg", "constant", "symbol")
+    return own + sum(_operations(part) for part in node.args if isinstance(part, Node))
 
 
 def _has_symbols(node: Node) -> bool:

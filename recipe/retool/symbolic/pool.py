@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from verl_ext.errors import GraderError
 
@@ -155,22 +155,21 @@ class _Process:
             env=environment,
             start_new_session=True,  # Ctrl-C is for whoever asked
         )
+        self._stdin, self._stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         self._buffer = b""
         self.calls = 0
 
     def call(self, arguments: tuple[Any, ...], timeout_s: float) -> dict[str, Any]:
         self.calls += 1
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
-            self._process.stdin.flush()
+            self._stdin.write(json.dumps(arguments).encode() + b"\n")
+            self._stdin.flush()
         except OSError as error:
             raise _Killed(f"its process is gone ({error})") from error
         return self.read(timeout_s)
 
     def read(self, timeout_s: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        descriptor, until_s = self._process.stdout.fileno(), time.monotonic() + timeout_s
+        descriptor, until_s = self._stdout.fileno(), time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         while b"\n" not in self._buffer:
@@ -180,7 +179,9 @@ class _Process:
             chunk = os.read(descriptor, 65_536)
             if not chunk:
                 words = self._last_words()
-                raise (_Killed if -self._process.returncode in (signal.SIGKILL, signal.SIGTERM) else LimitReached)(words)
+                raise (_Killed if -self._process.returncode in (signal.SIGKILL, signal.SIGTERM) else LimitReached)(
+                    words
+                )
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
@@ -193,8 +194,7 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
+        for pipe in (self._stdin, self._stdout):
             try:
                 pipe.close()
             except OSError:  # a request that was not read to its end
@@ -237,4 +237,4 @@ def _serve(function: str, cpu_s: float, wall_s: float, memory_mib: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], *map(float, sys.argv[2:4]), int(sys.argv[4]))
+    _serve(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

@@ -7,6 +7,7 @@ from recipe.retool.symbolic.tree import Unreadable
 
 _TOKEN = re.compile(
     r"(?P<space>(?:\s|\\(?:left|right)(?![A-Za-z])\.?)+)"
+    r"|(?P<repeating>\d*\.\d*\\overline\s*\{\d+\})"
     r"|(?P<number>\d+(?:\.\d+)?|\.\d+)"
     r"|(?P<text>\\(?:text|textbf|textit|textrm|mathrm|mbox|operatorname)\s*\{[^{}\\$]*\})"
     r"|(?P<command>\\[A-Za-z]+|\\[{}|%])"
@@ -21,28 +22,36 @@ _ALIASES = {
     "\u2265": "\\ge", "\\geq": "\\ge", "\\geqslant": "\\ge", "\\lt": "<", "\\gt": ">", "\u222a": "\\cup",
     "\u00b1": "\\pm", "\u2208": "\\in", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac",
     "\\dbinom": "\\binom", "\\tbinom": "\\binom", "\\lvert": "|", "\\rvert": "|", "\\vert": "|", "\\mid": "|",
-    "\\lbrace": "\\{", "\\rbrace": "\\}", "\\lbrack": "[", "\\rbrack": "]", "\\lor": "or", "\\vee": "or",
+    "\\lbrace": "\\{", "\\rbrace": "\\}", "\\langle": "(", "\\rangle": ")", "\\lbrack": "[", "\\rbrack": "]",
+    "\\lor": "or", "\\vee": "or",
     "\\varphi": "\\phi", "\\varepsilon": "\\epsilon", "\\ln": "ln",
 }  # fmt: skip
-FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp".split()
-)
-GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega".split()
-)
+# fmt: off
+FUNCTIONS = frozenset((
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "log", "ln", "lg",
+    "exp",
+))
+GREEK = frozenset((
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
+    "rho", "sigma", "tau", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi",
+    "Psi", "Omega",
+))
+# fmt: on
 SIGNS = frozenset(("=", "<", ">", "\\le", "\\ge", "\\in"))
 SHORT_WORDS = frozenset(("yes", "no", "odd", "all", "one", "two", "six", "ten", "red", "none"))
-BASES = {name: number for number, name in enumerate("two three four five six seven eight nine ten".split(), 2)}
+BASES = {
+    name: number
+    for number, name in enumerate(("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 2)
+}
 MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "array"))
 
 
 class Token(NamedTuple):
-    """One word.
+    r"""One word.
 
     Attributes:
-        kind: number, word (letters), text (the inside of a text command), mark (a sign or a command), or gap
-            (blanks behind a number, which tell "1 3/4" from "13/4").
+        kind: number, repeating (0.1\overline{3}), word (letters), text (the inside of a text command), mark (a sign or
+            a command), or gap (blanks behind a number, which tell "1 3/4" from "13/4").
         text: as written, with one spelling for what has several.
     """
 
@@ -73,5 +82,68 @@ def tokenise(text: str) -> list[Token]:
         elif kind == "text":
             tokens.append(Token("text", value[value.index("{") + 1 : -1].strip()))
         else:
-            tokens.append(Token(kind if kind in ("number", "word") else "mark", _ALIASES.get(value, value)))
+            tokens.append(
+                Token(kind if kind in ("number", "repeating", "word") else "mark", _ALIASES.get(value, value))
+            )
     return tokens
+
+
+class Cursor:
+    """A place in a list of tokens, and how deep inside brackets it is."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = [*tokens, Token("end", "")]
+        self._at = 0
+
+    def put_back(self, kind: str, text: str) -> None:
+        """Make the token that was just taken the next one again, with this text."""
+        self._at -= 1
+        self._tokens[self._at] = Token(kind, text)
+
+    def peek(self, ahead: int = 0) -> Token:
+        """The token that comes next, or one further on; gaps are not counted."""
+        at = self._at
+        while True:
+            token = self._tokens[min(at, len(self._tokens) - 1)]
+            if token.kind != "gap":
+                if ahead == 0 or token.kind == "end":
+                    return token
+                ahead -= 1
+            at += 1
+
+    def take(self) -> Token:
+        """The next token, and the place behind it."""
+        while self._tokens[self._at].kind == "gap":
+            self._at += 1
+        token = self._tokens[self._at]
+        self._at += token.kind != "end"
+        return token
+
+    def gap_before(self) -> bool:
+        """Whether blanks stand before the next token (known behind numbers only)."""
+        return self._tokens[self._at].kind == "gap"
+
+    def is_next(self, *texts: str) -> bool:
+        """Whether the next token is one of these marks or words."""
+        token = self.peek()
+        return token.text in texts and token.kind != "text"
+
+    def accept(self, *texts: str) -> str:
+        """The next token's text if it is one of these, else ""."""
+        return self.take().text if self.is_next(*texts) else ""
+
+    def expect(self, *texts: str) -> str:
+        """The next token's text, which must be one of these.
+
+        Raises:
+            Unreadable: it is another.
+        """
+        found = self.accept(*texts)
+        if not found:
+            raise Unreadable(f"{self.peek().text!r} instead of {texts[0]!r}")
+        return found
+
+    def end(self) -> None:
+        """Raises Unreadable unless all tokens were taken."""
+        if self.peek().kind != "end":
+            raise Unreadable(f"{self.peek().text!r} is left over")

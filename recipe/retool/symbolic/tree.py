@@ -1,6 +1,10 @@
 """What an answer is once it is read: a tree of named operations."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+Comparison = Literal["equal", "different", "unreadable", "undecided", "unevaluated"]
+"""Unreadable: not maths that we read, or with two readings. Undecided: a limit was reached, or nothing was proven.
+Unevaluated: equal, but still to be worked out, which is no answer where the question is such an expression."""
 
 
 class Unreadable(ValueError):
