@@ -114,7 +114,7 @@ def test_calls_alone_never_earn_what_an_answer_does():
 def test_nothing_of_a_text_is_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for attack in (
-        "open('pwned','w')", "[open('pwned','w'),2]", '"]); open("pwned", "w"); (["', 
+        "open('pwned','w')", "[open('pwned','w'),2]", '"]); open("pwned", "w"); (["',
         "__import__('os').system('touch pwned')",
         "().__class__.__base__.__subclasses__()", r"\input{pwned}", r"\write18{touch pwned}",
     ):  # fmt: skip
