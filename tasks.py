@@ -71,6 +71,19 @@ def prepare_data(context, train, val, out, max_rows="", language="", data_root="
 
 
 @task(
+    positional=["file"],
+    help={
+        "file": "a run's folder, rollouts or answers (parquet, jsonl)",
+        "show": "differing answers to show",
+        "json": "write everything to this file as well",
+    },
+)
+def grade(context, file, show=20, json=""):
+    """Compare our grader with verl's and math-verify."""
+    become("recipe.retool.grade", file, "--show", str(show), *(["--json", json] if json else []))
+
+
+@task(
     help={
         "hardware": "a file of recipe/retool/config/hardware",
         "model": "a Hugging Face folder",
@@ -134,4 +147,4 @@ def lock(context):
     become("verl_ext.lock")
 
 
-namespace = Collection(setup, smoke, prepare_data, train, export, serve_sandbox, settings, check, test, lock)
+namespace = Collection(setup, smoke, prepare_data, grade, train, export, serve_sandbox, settings, check, test, lock)
