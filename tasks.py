@@ -55,19 +55,25 @@ def smoke(context, hardware="cpu", control="", set_=None):
 
 @task(
     help={
-        "train": "DAPO-Math-17k: file, folder or hub id kept locally",
-        "val": "AIME 2024: file, folder or hub id kept locally",
-        "out": "folder for train.parquet, val.parquet, report.json",
-        "max_rows": "keep the first N rows of each file",
+        "train": "DAPO-Math-17k: file, folder, hub id kept locally, YAML description; repeatable",
+        "val": "AIME 2024, AIME 2025, MATH-500: likewise; repeatable",
+        "out": "folder for train.parquet, val.parquet and the report",
+        "max_rows": "keep the first N questions of each side",
         "language": "en, zh or all",
+        "model": "count prompts with this model's tokenizer",
+        "max_prompt_tokens": "leave out longer training prompts; needs --model",
         "data_root": "where hub ids are looked up",
-    }
+    },
+    iterable=["train", "val"],
 )
-def prepare_data(context, train, val, out, max_rows="", language="", data_root=""):
+def prepare_data(
+    context, out, train=None, val=None, max_rows="", language="", model="", max_prompt_tokens="", data_root=""
+):
     """Make training and validation files from raw data."""
-    options = {"--max-rows": max_rows, "--language": language, "--data-root": data_root}
-    flags = [part for flag, value in options.items() if value for part in (flag, value)]
-    become("recipe.retool.prepare_data", "--train", train, "--val", val, "--out", out, *flags)
+    options = {"--max-rows": max_rows, "--language": language, "--model": model, "--data-root": data_root}
+    options["--max-prompt-tokens"] = max_prompt_tokens
+    sources = [f"--{side}={path}" for side, given in (("train", train), ("val", val)) for path in given or []]
+    become("recipe.retool.prepare_data", *sources, "--out", out, *(f"{k}={v}" for k, v in options.items() if v))
 
 
 @task(

@@ -11,13 +11,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recipe.retool.data_picture import draw_report
+from recipe.retool.data_report import report_text
 from recipe.retool.deduplicate import Problem
 from recipe.retool.questions import build_prompt, language_of
 from verl_ext.errors import ConfigurationError, DataError
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same input gives other rows."""
-REPORT_NAME = "report.json"
+REPORT_NAME, TEXT_NAME, PICTURE_NAME = "report.json", "report.txt", "report.png"
 HASH_KEY = b"verl_ags.content_sha256"
 AGENT_NAME = "tool_agent"
 """The agent loop that a row asks for; verl's default_agent_loop counts only where a row names none.
@@ -124,6 +126,8 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
                 table = pa.Table.from_pylist(rows, schema=_SCHEMA)
                 metadata = {HASH_KEY: report[split]["content_sha256"], b"verl_ags.format": str(FORMAT)}
                 pq.write_table(table.replace_schema_metadata(metadata), stage(f"{split}.parquet"), compression="zstd")
+            stage(TEXT_NAME).write_text(report_text(report), encoding="utf-8")
+            draw_report(report, stage(PICTURE_NAME))
             text = json.dumps(report, indent=2, ensure_ascii=False, sort_keys=True)
             stage(REPORT_NAME).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
