@@ -21,7 +21,7 @@ def draw_report(report: dict, path: Path) -> None:
     _draw_counts(axes[1][0], "Answers (training)", train["answer_kinds"])
     sources = {f"train: {name}": count for name, count in train["languages"].items()}
     sources |= {f"val: {name}": count for name, count in report["val"]["data_sources"].items()}
-    _draw_counts(axes[1][1], "Languages (training) and data sources (validation)", sources)
+    _draw_counts(axes[1][1], "Languages; validation sets", sources)
     figure.suptitle(
         f"{train['rows_kept']:,} training questions of {train['rows_raw']:,} rows, "
         f"{report['val']['rows_kept']:,} for validation"
@@ -35,19 +35,18 @@ def _draw_rows(axes: Any, side: dict) -> None:
     counts = [side["rows_kept"], *(count for _, count in left_out)]
     _bars(axes, names, counts, [_BLUE, *[_ORANGE] * len(left_out)])
     axes.set_xscale("symlog")  # the duplicates are a hundred times the rest
+    axes.set_xlim(0, 20 * max(counts))
     axes.set_title("Rows read (training), logarithmic")
 
 
 def _draw_lengths(axes: Any, side: dict) -> None:
     tokens = side["prompt_tokens"]
-    unit, lengths = ("tokens, with template and tools", tokens) if tokens else ("characters", side["prompt_chars"])
+    unit, lengths = ("tokens", tokens) if tokens else ("characters", side["prompt_chars"])
     ends = [f"≤ {end:,}" if end else "more" for end, _ in lengths["up_to"]]
     axes.bar(ends, [count for _, count in lengths["up_to"]], color=_BLUE)
     axes.tick_params(axis="x", labelrotation=60)
-    axes.set_title(
-        f"Prompt length in {unit}: median {lengths['median']:,}, p99 {lengths['p99']:,}, max {lengths['max']:,}"
-    )
-    axes.title.set_fontsize(9)
+    axes.set_title(f"Prompts in {unit}: median {lengths['median']:,}, p99 {lengths['p99']:,}, max {lengths['max']:,}")
+    axes.title.set_fontsize(10)
 
 
 def _draw_counts(axes: Any, title: str, counts: dict[str, int]) -> None:

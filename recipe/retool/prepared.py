@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -136,11 +137,20 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
         ) from error
 
 
+def _remove_leftovers(out_dir: Path) -> None:
+    """Remove what runs that were killed had staged; a process that still lives keeps its own."""
+    for path in out_dir.glob(".*.tmp"):
+        match = re.fullmatch(r"\.[\w.]+\.(\d+)-[0-9a-f]{8}\.tmp", path.name)
+        if match and not Path("/proc", match[1]).exists():
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def _staged(out_dir: Path) -> Iterator:
     """Gives a function from final name to temporary path; on success all take their names, else none."""
     token = f"{os.getpid()}-{secrets.token_hex(4)}"
     staged: dict[str, Path] = {}
+    _remove_leftovers(out_dir)
 
     def stage(name: str) -> Path:
         return staged.setdefault(name, out_dir / f".{name}.{token}.tmp")

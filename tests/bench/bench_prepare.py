@@ -77,7 +77,16 @@ def main() -> None:
             repeat(options.source, rows, file)
             size = f"{file.stat().st_size / 1e6:.0f}"
             out = str(folder / "out")
-            command = ["-m", "recipe.retool.prepare_data", "--train", str(file), "--val", str(options.val), "--out", out]
+            command = [
+                "-m",
+                "recipe.retool.prepare_data",
+                "--train",
+                str(file),
+                "--val",
+                str(options.val),
+                "--out",
+                out,
+            ]
             add(table, rows, size, "prepare-data", measured(command, kept="rows kept"))
             if rows in (options.rows if options.datasets_rows is None else options.datasets_rows):
                 cache = folder / f"cache-{rows}"

@@ -126,8 +126,8 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         ),
         (
             "prepare_data",
-            {"train": "a", "val": "b", "out": "c", "max_rows": "9"},
-            [["recipe.retool.prepare_data", "--train", "a", "--val", "b", "--out", "c", "--max-rows", "9"]],
+            {"train": ["a"], "val": ["b", "b2"], "out": "c", "max_rows": "9"},
+            [["recipe.retool.prepare_data", "--train=a", "--val=b", "--val=b2", "--out", "c", "--max-rows=9"]],
         ),
         ("export", {"run_dir": "runs/r"}, [["verl_ext.export", "runs/r"]]),
         ("export", {"run_dir": "r", "out": "o", "verify": True}, [["verl_ext.export", "r", "--out", "o", "--verify"]]),
