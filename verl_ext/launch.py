@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
-from verl_ext import preflight, runs
+from verl_ext import preflight, resume, runs
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
@@ -110,6 +110,7 @@ def configure(request: RunRequest, settings: Settings) -> tuple[DictConfig, Path
     )
     resolved = composition.resolve(config)
     preflight.check(resolved)
+    resume.check(resolved)
     return resolved, run_dir
 
 
@@ -130,6 +131,7 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
 
     started_s = time.monotonic()
     config, run_dir = configure(request, settings)
+    train_data = resume.train_data(config)
     try:
         run_dir.mkdir(parents=True)
     except FileExistsError as error:
@@ -140,7 +142,7 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
         ) from error
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
     data_files = [*preflight.files(config.data.train_files), *preflight.files(config.data.val_files)]
-    facts = manifest(data_files, settings.public_dict())
+    facts = manifest(data_files, settings.public_dict()) | {"train_data": train_data}
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")

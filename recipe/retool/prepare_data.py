@@ -15,13 +15,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from recipe.retool.data_report import report_split, report_table
-from recipe.retool.prepared import FORMAT, build_rows, content_hash, hash_rows, load_report, write_prepared
+from recipe.retool.prepared import FORMAT, build_rows, write_prepared
 from recipe.retool.prompt_tokens import PromptCounter
 from recipe.retool.questions import INSTRUCTION
 from recipe.retool.selection import CountTokens, Limits, Split, open_source, paths, read_split, select
+from verl_ext.data_hash import hash_rows
 from verl_ext.errors import DataError, VerlAgsError
-
-__all__ = ["content_hash", "load_report", "main", "prepare"]
 
 _LINE_ROWS = 250_000
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from verl_ext import launch, preflight
@@ -29,8 +31,9 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("VERL_EXT_DATA_ROOT", str(tmp_path / "root"))
     model = tmp_path / "model"
     model.mkdir()
-    for path in (model / "config.json", tmp_path / "train.parquet", tmp_path / "val.parquet"):
-        path.touch()
+    (model / "config.json").touch()
+    for path in (tmp_path / "train.parquet", tmp_path / "val.parquet"):
+        pq.write_table(pa.table({"prompt": ["q"]}), path)
     return {
         "--recipe": "smoke", "--hardware": "cpu", "--model": str(model), "--run-id": "mine",
         "--train": str(tmp_path / "train.parquet"), "--val": str(tmp_path / "val.parquet"),

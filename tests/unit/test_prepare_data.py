@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from recipe.retool.aime import SAMPLES, AimeProblem, known_problems, word_pairs
-from recipe.retool.prepare_data import content_hash, load_report, main, prepare
-from recipe.retool.prepared import HASH_KEY
+from recipe.retool.prepare_data import main, prepare
+from recipe.retool.prepared import HASH_KEY, load_report
 from recipe.retool.questions import DAPO_PREFIX, DAPO_SUFFIX, INSTRUCTION, build_prompt, question_key
 from recipe.retool.selection import Limits
+from verl_ext.data_hash import content_hash
 from verl_ext.errors import ConfigurationError, DataError
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -50,6 +51,18 @@ def aime(tmp_path) -> str:
 
 def rows_of(out: Path, split: str = "train") -> list[dict]:
     return pq.read_table(out / f"{split}.parquet").to_pylist()
+
+
+@pytest.fixture(autouse=True)
+def quick_picture(request, monkeypatch):
+    """The picture is drawn where a test asks for it: it costs more than all the rest."""
+    if "real_picture" not in request.fixturenames:
+        monkeypatch.setattr("recipe.retool.prepared.draw_report", lambda report, path: path.write_bytes(b"picture"))
+
+
+@pytest.fixture
+def real_picture():
+    return None
 
 
 def test_rows_are_in_verls_schema(tmp_path, aime):
@@ -118,11 +131,13 @@ def test_rows_of_several_batches_and_files_are_counted_as_of_one(tmp_path, aime,
     assert split["train"]["content_sha256"] == whole["train"]["content_sha256"]
 
 
-def test_same_input_gives_the_same_bytes_and_our_output_is_an_input(tmp_path, aime):
+def test_same_input_gives_the_same_bytes_and_our_output_is_an_input(tmp_path, aime, real_picture):
     first = prepare(str(DAPO_SAMPLE), aime, tmp_path / "a")
     prepare(str(DAPO_SAMPLE), aime, tmp_path / "b")
     for name in ("train.parquet", "val.parquet", "report.json", "report.txt", "report.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert (tmp_path / "a" / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "different questions" in (tmp_path / "a" / "report.txt").read_text()
     again = prepare(str(tmp_path / "a"), str(tmp_path / "a"), tmp_path / "c")
     for side in ("train", "val"):
         assert again[side]["content_sha256"] == first[side]["content_sha256"]
@@ -318,7 +333,7 @@ def test_a_missing_answer_written_as_text_is_none(tmp_path, aime):
 
 
 @pytest.mark.parametrize("target", ["prepared.draw_report", "Path.replace"])
-def test_a_run_that_is_killed_leaves_the_old_output_whole(tmp_path, aime, target):
+def test_a_run_that_is_killed_leaves_the_old_output_whole(tmp_path, aime, real_picture, target):
     out = tmp_path / "out"
     prepare(str(DAPO_SAMPLE), aime, out)
     before = {path.name: path.read_bytes() for path in out.iterdir()}
