@@ -1,9 +1,10 @@
 """Other people's graders, unchanged, to compare ours with: verl's strict box (what ReTool trains on) and math-verify.
 
-Both are called in processes with limits, for both can hang or raise. What their libraries do with a text is theirs:
+They are called in processes with limits, for they can hang or raise. What their libraries do with a text is theirs:
 math-verify evaluates numbers with sympy's parser, so it gets a process without the user's environment.
 """
 
+import tempfile
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,7 +15,7 @@ from recipe.retool.symbolic.pool import KillablePool, LimitReached, Limits
 Outcome = bool | str
 """Right or wrong, or the reason why the grader gave neither."""
 
-_LIMITS = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=4096)
+_LIMITS = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=16_384)
 _MAX_CHARS = 100_000
 """What is handed on of a text, from its end."""
 
@@ -35,6 +36,15 @@ def math_verify(text: str, truth: str) -> bool:
     library = import_module("math_verify")
     gold = library.parse(f"\\boxed{{{truth}}}", parsing_timeout=None)
     return bool(library.verify(gold, library.parse(text, parsing_timeout=None), timeout_seconds=None))
+
+
+def prime_math(text: str, truth: str) -> bool:
+    """verl's prime_math, which runs the text of some answers as code; for benchmarks only.
+
+    Source: verl 0.6.1 utils/reward_score/prime_math.
+    """
+    library = import_module("verl.utils.reward_score.prime_math")
+    return bool(library.compute_score(text, truth)[0])
 
 
 _loaded: dict[str, ModuleType] = {}
@@ -66,7 +76,9 @@ class OtherGrader:
 
     def __init__(self, function: str, package: str) -> None:
         self.installed = find_spec(package) is not None
-        self._pool = KillablePool(f"{__name__}:{function}", _LIMITS, size=1)
+        # An empty folder, for those that run what they read.
+        self._folder = tempfile.TemporaryDirectory(prefix="grader-")
+        self._pool = KillablePool(f"{__name__}:{function}", _LIMITS, size=1, folder=self._folder.name)
 
     def __call__(self, text: object, truth: object) -> Outcome:
         """Whether it calls the text right, or why it calls it nothing."""
@@ -82,3 +94,4 @@ class OtherGrader:
     def close(self) -> None:
         """End its process."""
         self._pool.close()
+        self._folder.cleanup()

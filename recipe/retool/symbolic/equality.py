@@ -31,12 +31,12 @@ def same_value(answer: str, truth: str) -> Comparison:
     except Unreadable:
         return "unreadable"
     try:
-        value = _rational(known)
-        other = _rational(given)
+        value = rational_or_none(known)
+        other = rational_or_none(given)
     except TooLarge:
         return "different"
     if value is not None and (other is not None or given.op in _SHAPES or _has_symbols(given)):
-        if value == other and _operations(given) > MAX_OPERATIONS:
+        if value == other and operations(given) > MAX_OPERATIONS:
             return "unevaluated"
         return "equal" if value == other else "different"
     if other is not None and (known.op in _SHAPES or _has_symbols(known)):
@@ -48,16 +48,22 @@ def same_value(answer: str, truth: str) -> Comparison:
     return "undecided" if sameness == "unproven" else sameness
 
 
-def _rational(node: Node) -> Fraction | None:
+def rational_or_none(node: Node) -> Fraction | None:
+    """The exact value of a tree, None where it has none.
+
+    Raises:
+        TooLarge: see `rational_value`.
+    """
     try:
         return rational_value(node)
     except NotRational:
         return None
 
 
-def _operations(node: Node) -> int:
+def operations(node: Node) -> int:
+    """Sums, products, powers and so on that a tree leaves to be done; signs do not count."""
     own = node.op not in ("number", "neg", "constant", "symbol")
-    return own + sum(_operations(part) for part in node.args if isinstance(part, Node))
+    return own + sum(operations(part) for part in node.args if isinstance(part, Node))
 
 
 def _has_symbols(node: Node) -> bool:

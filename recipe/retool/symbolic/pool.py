@@ -37,7 +37,7 @@ _STARTS = 3
 class Limits:
     """What one call may use."""
 
-    cpu_s: float = 3.0
+    cpu_s: float = 2.0
     """Decides as a rule: unlike wall time it does not depend on who else uses the machine."""
     wall_s: float = 10.0
     memory_mib: int = 1024
@@ -61,10 +61,12 @@ class KillablePool:
         function: "module:name" of a function that takes and returns what JSON can hold.
         limits: of each call.
         size: processes at most; they are started when needed.
+        folder: where they stand; None is where this process does.
     """
 
-    def __init__(self, function: str, limits: Limits | None = None, size: int = 2) -> None:
+    def __init__(self, function: str, limits: Limits | None = None, size: int = 2, folder: str | None = None) -> None:
         self.limits = limits or Limits()
+        self._folder = folder
         self._function = function
         self._size = size
         self._reset()
@@ -100,7 +102,7 @@ class KillablePool:
             if not self._closes_at_exit:
                 atexit.register(self.close)
                 self._closes_at_exit = True
-        process = process or _start(self._function, self.limits)
+        process = process or _start(self._function, self.limits, self._folder)
         try:
             reply = process.call(arguments, self.limits.wall_s + _GRACE_S)
         except BaseException:
@@ -123,10 +125,10 @@ class KillablePool:
             process.kill()
 
 
-def _start(function: str, limits: Limits) -> "_Process":
+def _start(function: str, limits: Limits, folder: str | None) -> "_Process":
     reason = ""
     for _ in range(_STARTS):
-        process = _Process(function, limits)
+        process = _Process(function, limits, folder)
         try:
             reply = process.read(_START_TIMEOUT_S)
         except LimitReached as error:
@@ -143,7 +145,7 @@ def _start(function: str, limits: Limits) -> "_Process":
 
 
 class _Process:
-    def __init__(self, function: str, limits: Limits) -> None:
+    def __init__(self, function: str, limits: Limits, folder: str | None) -> None:
         command = [sys.executable, "-P", "-m", __name__, function, str(limits.cpu_s), str(limits.wall_s)]
         # A small environment: no key of the user's reaches a process that reads what a model wrote.
         environment = {"PYTHONPATH": str(_ROOT), "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
@@ -153,6 +155,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
+            cwd=folder,
             start_new_session=True,  # Ctrl-C is for whoever asked
         )
         self._stdin, self._stdout = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
