@@ -171,7 +171,8 @@ def find_answer(text: str) -> tuple[Reason | None, str | None]:
     if not around:
         return ("too_long" if len(text) > last + 2 * MAX_ANSWER_CHARS else "truncated_box"), None
     final = min(around, key=lambda box: box.start)
-    if _hedged(region, final, boxes):
+    beside = region[max(0, final.start - _HEDGE_CHARS) : final.start]
+    if _hedged(region, final, boxes) or _OR_AFTER.match(region, final.end) or _OR_BEFORE.search(beside):
         return "several_answers", None
     return None, final.content
 
@@ -215,6 +216,13 @@ _HEDGE_WORDS = frozenset((
     "或", "或者", "和", "与", "及", "以及", "\\text", "\\quad", "\\qquad", "\\lor", "\\vee", "\\mathrm",
 ))
 # fmt: on
+
+
+# "\\boxed{33} or 12", "12 or \\boxed{33}": another number beside the box, in no box of its own.
+_OR_AFTER = re.compile(
+    r"[\s$.,)]{0,9}(?:\(?\bor\b|\(?或者?)[\s$(]{0,9}(?:maybe |perhaps |possibly |also )?[\s$(]{0,9}[-+]?\d", re.I
+)
+_OR_BEFORE = re.compile(r"\d[\s$.,)]{0,9}(?:\bor\b|或者?)[\s$(]{0,9}\Z", re.IGNORECASE)
 
 
 def _hedged(text: str, final: _Box, boxes: list[_Box]) -> bool:

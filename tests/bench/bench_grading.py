@@ -1,6 +1,6 @@
 """Graders beside each other, in one run: how often they are right, how fast they are, and what a hostile text costs.
 
-    PYTHONPATH=. python tests/bench/bench_grading.py --cases CASES.jsonl [--math-500 MATH_500.jsonl] [--dapo DAPO.parquet]
+    PYTHONPATH=. python tests/bench/bench_grading.py --cases CASES.jsonl [--math-500 FILE] [--dapo FILE]
 
 `CASES.jsonl` has lines with id, category, text, ground_truth, correct. Ours is measured as in training: in a thread,
 with its pool of processes. The others run in a process of their own that is ended after 5 s of processor time (they

@@ -149,10 +149,10 @@ async def test_reward_loops_without_tool_fields(manager_class, tokenizer, load):
 
 SYMBOLIC = [
     r"\boxed{\frac{\pi}{2}}",
-    r"\boxed{x^{9999999}-1}",
+    r"\boxed{x^2}",
     r"\boxed{\pi^2}",
     r"\boxed{\tfrac12\pi}",
-    r"\boxed{\pi/2} or 3",
+    r"\boxed{\pi/2} or $3$",
 ]
 
 
@@ -164,7 +164,7 @@ async def test_answers_that_need_sympy_are_graded_in_the_loops_threads_as_anywhe
     # At once, as an agent loop worker does it: each in a thread of the loop's executor.
     results = await asyncio.gather(*(manager.run_single(data[number : number + 1]) for number in range(len(data))))
     in_threads = [result["reward_extra_info"]["verdict"] for result in results]
-    assert in_threads == ["equal", "different", "different", "equal", "equal"]
+    assert in_threads == ["equal", "different", "different", "equal", "several_answers"]
     answers = tmp_path / "answers.jsonl"
     answers.write_text("".join(json.dumps({"text": text, "answer": r"\frac{\pi}{2}"}) + "\n" for text in SYMBOLIC))
     command = [sys.executable, "-m", "recipe.retool.grade", str(answers), "--json", str(tmp_path / "out.json")]

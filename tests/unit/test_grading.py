@@ -58,6 +58,8 @@ RIGHT = [
     r"\boxed{33} " + "and this ends the proof. " * 40,
     r"\boxed{12}, no: the sum was wrong, so it is \boxed{33}",
     r"\boxed{33} = \boxed{033}",
+    r"If $a = 1$ or $b = 2$ then it is \boxed{33}.",
+    r"\boxed{33}, or in words thirty-three",
     r"The answer is \boxed{33}, put into \boxed{} as asked.",
     r"\boxed{\boxed{33}}",
     "Answer: 33",

@@ -37,6 +37,10 @@ QUOTED_FROM_THE_PROMPT = {
 SEVERAL_ANSWERS = {
     "every number there is": " ".join(rf"\boxed{{{number}}}" for number in range(34)),
     "two boxes": rf"\boxed{{12}} or {RIGHT}",
+    "another number behind the box": rf"It is {RIGHT} or 12.",
+    "... with a doubt": rf"${RIGHT}$ (or maybe $12$)",
+    "another number before the box": rf"It is $12$ or {RIGHT}.",
+    "... in Chinese": f"\u7b54\u6848\u662f 12 \u6216 {RIGHT}",
     "two boxes, a line between": f"\\boxed{{12}}\n\n{RIGHT}",
     "two in a box": r"\boxed{12 \text{ or } 33}",
     "a list in a box": r"\boxed{12, 33}",
