@@ -120,6 +120,8 @@ def compare(cases: list[dict]) -> None:
         same_value.cache_clear()
         outcomes, seconds = measure(grader, tame)
         fair.add_row(*row(name, tame, outcomes, seconds))
+        if isinstance(grader, OtherGrader):
+            grader.close()
     CONSOLE.print(everything, fair)
     many = tame * 50
     outcomes, seconds = measure(ours, many)

@@ -68,7 +68,9 @@ def test_math_verify_is_asked_without_its_signals():
 
 
 def test_a_grader_that_is_not_installed_is_said():
-    assert OtherGrader("math_verify", "no_such_package")(r"\boxed{33}", "33") == "not installed"
+    grader = OtherGrader("math_verify", "no_such_package")
+    assert grader(r"\boxed{33}", "33") == "not installed"
+    grader.close()
 
 
 def test_a_runs_folder_gives_the_last_turn_and_the_whole_response(tmp_path):
