@@ -139,8 +139,8 @@ def _start(function: str, limits: Limits, folder: str | None) -> "_Process":
             reason = reply["error"]
         process.kill()
     raise GraderError(
-        f"the process that compares answers does not start: {reason}. Try `{sys.executable} -m {__name__} {function}`; "
-        "invoke setup repairs the installation."
+        f"the process that compares answers does not start: {reason}. See what `{sys.executable} -c 'import "
+        f"{function.partition(':')[0]}'` says; invoke setup repairs the installation."
     )
 
 
