@@ -82,7 +82,7 @@ def _truth(ground_truth: object) -> Answer:
     if isinstance(ground_truth, bool) or not isinstance(ground_truth, str | Integral | float):
         return Answer("")
     if isinstance(ground_truth, float):  # 33.0 from a column that has gaps is the integer 33
-        ground_truth = int(ground_truth) if ground_truth.is_integer() else repr(ground_truth)
+        ground_truth = int(ground_truth) if ground_truth.is_integer() else repr(float(ground_truth))
     try:
         truth = read_answer(str(ground_truth), "name")
     except ValueError:  # an int of more digits than Python writes
@@ -103,7 +103,7 @@ def compare(extracted: str, truth: Answer, fallback: Fallback | None = None) -> 
     ):
         return Verdict(False, "different", extracted)
     value, known = parse_integer(answer.text), parse_integer(truth.text)
-    if value is not None and known is not None and (value == known or answer.unit != "percent"):
+    if value is not None and known is not None and (value == known or "percent" not in (answer.unit, truth.unit)):
         return Verdict(value == known, "equal" if value == known else "different", extracted)
     if answer.text and _same_text(answer.text, truth.text):
         return Verdict(True, "equal", extracted)
@@ -127,8 +127,9 @@ def _same_text(answer: str, truth: str) -> bool:
 
 def _other_form(extracted: str, answer: Answer, truth: Answer, fallback: Fallback) -> Comparison:
     """The comparison again where the answer has a second form: 75% for 3/4, 60 degrees for pi/3, y - 2x = 3."""
-    if answer.unit in _SCALES and not truth.unit and (answer.unit == "percent" or "\\pi" in truth.text):
-        return fallback(_SCALES[answer.unit].format(answer.text), truth.text)
+    for one, other in ((answer, truth), (truth, answer)):
+        if one.unit in _SCALES and not other.unit and (one.unit == "percent" or "\\pi" in other.text):
+            return fallback(_SCALES[one.unit].format(one.text), other.text)
     if truth.name and not answer.name and "=" in extracted:
         return fallback(read_answer(extracted, "keep").text, f"{truth.name} = {truth.text}")
     return "different"

@@ -34,6 +34,7 @@ def prepare(
     model: Path | None = None,
     data_root: Path | None = None,
     console: Console | None = None,
+    picture: bool = True,
 ) -> dict:
     """Prepare both sides and return the report, which is also written beside them.
 
@@ -45,6 +46,7 @@ def prepare(
         model: Hugging Face folder whose tokenizer counts prompts; None counts no tokens.
         data_root: Where hub ids are looked up.
         console: Where progress goes; None is silent.
+        picture: Whether to draw the report as well, which costs more than small data's preparation.
 
     Raises:
         DataError: the input cannot be used, or an AIME answer differs from the known one.
@@ -66,7 +68,7 @@ def prepare(
         if not selection.kept:
             causes = ", ".join(f"{rows} {cause}" for cause, rows in selection.causes.most_common()) or "none were there"
             raise DataError(f"no row of {paths(split.files)} is left: {causes}. Give other data or limits.")
-    write_prepared(Path(out_dir), rows, report)
+    write_prepared(Path(out_dir), rows, report, picture=picture)
     return report
 
 

@@ -94,7 +94,7 @@ def write_rows(rows: list[dict], path: Path, metadata: dict[bytes, str]) -> None
     pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
 
 
-def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: dict) -> None:
+def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: dict, *, picture: bool = True) -> None:
     """Write `<split>.parquet` and the report so that a killed run leaves the old files whole.
 
     All files are complete on disk before the first takes its place; the report comes last, and
@@ -110,7 +110,8 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
                 metadata = {HASH_KEY: report[split]["content_sha256"], b"verl_ags.format": str(FORMAT)}
                 write_rows(rows, stage(f"{split}.parquet"), metadata)
             stage(TEXT_NAME).write_text(report_text(report), encoding="utf-8")
-            draw_report(report, stage(PICTURE_NAME))
+            if picture:
+                draw_report(report, stage(PICTURE_NAME))
             text = json.dumps(report, indent=2, ensure_ascii=False, sort_keys=True)
             stage(REPORT_NAME).write_text(text + "\n", encoding="utf-8")
     except OSError as error:

@@ -317,6 +317,8 @@ BY_VALUE = [
     (r"0.\overline{3}", r"\frac13"),
     (r"0.1\overline{36}", r"\frac{3}{22}"),
     (r"75\%", r"\frac34"),
+    ("0.75", r"75\%"),
+    (r"\frac{\pi}{3}", r"60^\circ"),
     (r"\$32,348.50", "32348.5"),
     (r"\frac{1}{\sqrt2}", r"\frac{\sqrt2}{2}"),
     (r"\sqrt{5+2\sqrt6}", r"\sqrt2+\sqrt3"),

@@ -250,6 +250,14 @@ def test_hub_id_is_looked_up_under_the_data_root(tmp_path):
     assert find_files("org/name", "train", tmp_path) == [file]
 
 
+def test_hub_id_is_found_in_the_hubs_own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("recipe.retool.data_files._hub_cache", lambda: tmp_path)
+    file = write(tmp_path / "datasets--org--name" / "snapshots" / "aaa" / "a.parquet", [dapo_row()])
+    assert find_files("org/name", "train") == [file]
+    with pytest.raises(DataError, match="put its files into"):
+        find_files("org/other", "train")
+
+
 def test_nothing_there_says_what_to_give(tmp_path):
     with pytest.raises(DataError, match="no such file or folder"):
         find_files(str(tmp_path / "missing"), "train")

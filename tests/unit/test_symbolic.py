@@ -169,8 +169,8 @@ def test_nothing_runs_before_the_first_call_and_nothing_after_the_last(pool):
     ids=["sleeps", "holds the lock", "memory", "dies", "raises"],
 )
 def test_every_limit_ends_a_call_and_the_next_one_works(pool, function, arguments, limit):
-    wall_s = 1.0 if function == "time:sleep" else 60.0
-    one = pool(function, Limits(cpu_s=0.5, wall_s=wall_s, memory_mib=512))
+    wall_s = 0.4 if function == "time:sleep" else 60.0
+    one = pool(function, Limits(cpu_s=0.3, wall_s=wall_s, memory_mib=512))
     for _ in range(2):
         with pytest.raises(LimitReached, match=limit):
             one.call(*arguments)
