@@ -161,7 +161,17 @@ def _right_side(text: str, *, any_left: bool) -> tuple[str, str]:
         own = _rational(left)
         if (own is None and not re.search("[A-Za-z]", left)) or (own is not None and own != known):
             return text, ""
+        if len(lefts) > 1 and not _is_readable(left):
+            return text, ""
     return value, name
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        parse(text)
+    except Unreadable:
+        return False
+    return True
 
 
 def _rational(text: str) -> Fraction | None:

@@ -49,7 +49,7 @@ class Graded:
 
 
 @dataclass(slots=True)
-class Comparison:
+class GradedFile:
     """All answers of a file, and the seconds that each grader took for them."""
 
     graded: list[Graded] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Comparison:
         return false_positives + false_negatives, false_positives, false_negatives
 
 
-def compare_graders(answers: Sequence[GivenAnswer], console: Console | None = None) -> Comparison:
+def compare_graders(answers: Sequence[GivenAnswer], console: Console | None = None) -> GradedFile:
     """Grade every answer with every grader.
 
     Args:
@@ -82,7 +82,7 @@ def compare_graders(answers: Sequence[GivenAnswer], console: Console | None = No
         console: where progress goes; None is silent.
     """
     console = console or Console(quiet=True)
-    comparison = Comparison()
+    comparison = GradedFile()
     with ExitStack() as stack:
         strict = stack.enter_context(closing(OtherGrader("strict_box", "verl")))
         math_verify = stack.enter_context(closing(OtherGrader("math_verify", "math_verify")))
@@ -105,7 +105,7 @@ def compare_graders(answers: Sequence[GivenAnswer], console: Console | None = No
     return comparison
 
 
-def totals_table(comparison: Comparison) -> Table:
+def totals_table(comparison: GradedFile) -> Table:
     """How often each grader calls an answer right, and its mistakes where the file has a person's verdict."""
     table = Table("grader", "right", "share", title=f"{len(comparison.graded)} answers")
     judged = comparison.mistakes(OURS) is not None
@@ -125,7 +125,7 @@ def totals_table(comparison: Comparison) -> Table:
     return table
 
 
-def agreement_table(comparison: Comparison) -> Table:
+def agreement_table(comparison: GradedFile) -> Table:
     """How often each pair of graders says the same."""
     names = [name for name in comparison.seconds if not _not_installed(comparison, name)]
     table = Table("same verdict", *names, title="Agreement")
@@ -134,7 +134,7 @@ def agreement_table(comparison: Comparison) -> Table:
     return table
 
 
-def differences(comparison: Comparison, shown: int) -> Iterator[str]:
+def differences(comparison: GradedFile, shown: int) -> Iterator[str]:
     """A line on how many answers graders differ over, then two lines each for the first of them."""
     differing = [row for row in comparison.graded if row.differs]
     yield f"{len(differing)} answers over which they differ" + (f", the first {shown}:" * (len(differing) > shown))
@@ -153,11 +153,11 @@ def _short(value: object, chars: int) -> str:
     return text if len(text) <= chars else "..." + text[-chars:]
 
 
-def _not_installed(comparison: Comparison, name: str) -> bool:
+def _not_installed(comparison: GradedFile, name: str) -> bool:
     return any(row.outcomes[name] == "not installed" for row in comparison.graded)
 
 
-def as_json(comparison: Comparison) -> dict:
+def as_json(comparison: GradedFile) -> dict:
     """Everything, for another program: totals, agreement, and each answer's verdicts."""
     names = list(comparison.seconds)
     return {

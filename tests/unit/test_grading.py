@@ -119,6 +119,7 @@ WRONG = [
     (r"\boxed{x \ge 33}", "needs_symbolic"),
     (r"\boxed{x=12, y=33}", "needs_symbolic"),
     (r"\boxed{12 = 33}", "needs_symbolic"),
+    (r"\boxed{is$x=$ + - + x=33}", "needs_symbolic"),
     (r"\boxed{\frac{66}{3} = 33}", "needs_symbolic"),
     (r"\boxed{33 squared}", "needs_symbolic"),
     (r"\boxed{33 ab}", "needs_symbolic"),
