@@ -106,17 +106,17 @@ def compare_graders(answers: Sequence[GivenAnswer], console: Console | None = No
 
 
 def totals_table(comparison: GradedFile) -> Table:
-    """How often each grader calls an answer right, and its mistakes where the file has a person's verdict."""
+    """How often each grader calls an answer right, and its mistakes against a person's verdicts if the file has them."""
     table = Table("grader", "right", "share", title=f"{len(comparison.graded)} answers")
     judged = comparison.mistakes(OURS) is not None
-    for title in ("wrong verdicts", "false positives", "false negatives") if judged else ():
+    for title in ("wrong", "false +", "false -") if judged else ():
         table.add_column(title)
     table.add_column("seconds")
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for name in comparison.seconds:
         if _not_installed(comparison, name):
-            table.add_row(name, "not installed: invoke setup")
             continue
         right = comparison.right(name)
         cells = [str(right), f"{right / max(1, len(comparison.graded)):.1%}"]
@@ -191,6 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     console.print(totals_table(comparison), agreement_table(comparison))
+    for name in comparison.seconds:
+        if _not_installed(comparison, name):
+            console.print(f"{name} is not installed and was not asked: invoke setup installs it.")
     for line in differences(comparison, args.show):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if args.json:
