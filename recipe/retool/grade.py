@@ -106,7 +106,7 @@ def compare_graders(answers: Sequence[GivenAnswer], console: Console | None = No
 
 
 def totals_table(comparison: GradedFile) -> Table:
-    """How often each grader calls an answer right, and its mistakes against a person's verdicts if the file has them."""
+    """How often each grader calls an answer right, and its mistakes where the file has a person's verdict."""
     table = Table("grader", "right", "share", title=f"{len(comparison.graded)} answers")
     judged = comparison.mistakes(OURS) is not None
     for title in ("wrong", "false +", "false -") if judged else ():
