@@ -47,7 +47,7 @@ def setup(context, stack="cpu"):
     iterable=["set_"],
 )
 def smoke(context, hardware="cpu", control="", set_=None):
-    """Train a tiny model for real: on two CPU cores, or on a GPU."""
+    """Train a tiny model for real, on a CPU or a GPU."""
     setup(context, "cpu" if hardware == "cpu" else "gpu")
     options = {"--hardware": hardware, "--control": control}
     become("recipe.smoke.run", *(f"{flag}={value}" for flag, value in options.items() if value), *(set_ or []))

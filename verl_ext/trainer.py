@@ -48,11 +48,11 @@ _agent_loop_processes: list[Any] = []
 class AgsAgentLoopManager(AgentLoopManager):
     """verl's manager, with our workers; records each batch and ends the sandboxes at the end."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Any, worker_group: Any = None, rm_wg: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
         if rollout.name == "vllm" and rollout.data_parallel_size == 1:
             self.rollout_replica_class = EarlyReplica  # verl takes its own where there is none
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, worker_group, rm_wg)
 
     def _initialize_llm_servers(self) -> None:
         note_phase(_run_dir, "trainer's model is built")
