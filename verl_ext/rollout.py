@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from verl.protocol import DataProto
 
 from verl_ext.agent_loop.loop import RECORD_FIELD
-from verl_ext.errors import SandboxUnavailableError
 from verl_ext.trajectory import CallRecord, LoopRecord, write_records
 
 # Ours, taken out of the batch once they are recorded: verl would carry them to every worker and back.
@@ -27,7 +27,20 @@ LOOP_FIELDS = (
 )
 
 
-def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id: str, copies: int) -> dict[str, float]:
+@dataclass(frozen=True)
+class Taken:
+    """What `take_records` found.
+
+    Attributes:
+        numbers: by name, without a prefix.
+        lost: for each row that is no padding, in order: whether our infrastructure lost it.
+    """
+
+    numbers: dict[str, float]
+    lost: list[bool]
+
+
+def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id: str, copies: int) -> Taken:
     """Write the batch's trajectories to the run folder, strip what only we need, and sum them up.
 
     Args:
@@ -37,13 +50,6 @@ def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id
         run_id: the run's id.
         copies: trajectories per prompt. verl pads a validation batch to a multiple of the workers by
             repeating rows; what goes beyond `copies` of one prompt is such padding and is not recorded.
-
-    Returns:
-        Numbers by name, without a prefix.
-
-    Raises:
-        SandboxUnavailableError: every trajectory was lost to our own infrastructure; there is nothing to
-            train on, and verl would fail later without a cause.
     """
     validation = bool(prompts.meta_info.get("validate", False))
     step = int(prompts.meta_info.get("global_steps", -1))
@@ -57,13 +63,7 @@ def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id
         if seen[group] <= copies:
             rows.append((index, _row(prompts, output, index, record, run_id, str(group))))
     write_records(run_dir, step, validation, [row for _, row in rows])
-    if records and all(record.infra_error for record in records):
-        causes = Counter(record.infra_error for record in records)
-        raise SandboxUnavailableError(
-            f"all {len(records)} trajectories of step {step} were lost: {causes.most_common(1)[0][0]}. "
-            "See that the sandbox service answers (logs/ in the run folder has its errors), then start the run again"
-        )
-    return summary([row for _, row in rows])
+    return Taken(summary([row for _, row in rows]), [row["infra_failed"] for _, row in rows])
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -77,6 +77,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     numbers = {
         "trajectories": len(rows),
         "infra_failed": len(rows) - len(valid),
+        "n_valid": len(valid),
         "reward_mean": _mean([row["reward"] for row in valid]),
         "accuracy": _mean([row["accuracy"] for row in valid]),
         "tool_calls": len(calls),

@@ -89,8 +89,20 @@ VARIABLES: tuple[Variable, ...] = (
              "code-interpreter-v1", unit="name"),
     Variable("VERL_EXT_SANDBOX_MAX_ALIVE", "sandboxes alive at once, all workers together (AGS gives 10)", "10",
              unit="sandboxes", parse=parse_number(1, whole=True)),
+    Variable("VERL_EXT_SANDBOX_MAX_STARTING", "sandboxes starting at once, all workers together", "10",
+             unit="sandboxes", parse=parse_number(1, whole=True)),
     Variable("VERL_EXT_SANDBOX_CREATE_RATE_PER_S", "sandboxes started per second (E2B: 1 Hobby, 5 Pro; AGS: 20)",
              "5", unit="per second", parse=parse_number(0.01, whole=False)),
+    Variable("VERL_EXT_SANDBOX_SHARE", "share of the three limits above that one run takes; two runs: 0.5 each", "1",
+             unit="0 to 1", parse=parse_number(0.001, whole=False)),
+    Variable("VERL_EXT_SANDBOX_QUOTA_RELEASE_S", "how long the account counts a killed sandbox (see check-sandbox)", "0",
+             unit="s", parse=parse_number(0, whole=False)),
+    Variable("VERL_EXT_SANDBOX_MODE", "sandbox: one a trajectory; context: several share one (files, CPU, memory too)",
+             "sandbox", unit="sandbox|context", parse=parse_one_of("sandbox", "context")),
+    Variable("VERL_EXT_SANDBOX_CONTEXTS", "trajectories that share one sandbox in mode context", "8",
+             unit="contexts", parse=parse_number(1, whole=True)),
+    Variable("VERL_EXT_SANDBOX_AHEAD", "sandboxes that a worker has ready before they are asked for, mode sandbox", "2",
+             unit="sandboxes", parse=parse_number(0, whole=True)),
     Variable("VERL_EXT_SANDBOX_ISOLATION", "local sandboxes; auto: the best that works here, required: or refuse",
              "auto", unit="|".join(ISOLATION), parse=parse_one_of(*ISOLATION)),
     Variable("VERL_EXT_DATA_ROOT", "folder that holds data, models, cache and runs", "./verl-ags-data",
@@ -123,7 +135,13 @@ class Settings:
     sandbox_backend: str
     sandbox_template: str
     sandbox_max_alive: int
+    sandbox_max_starting: int
     sandbox_create_rate_per_s: float
+    sandbox_share: float
+    sandbox_quota_release_s: float
+    sandbox_mode: str
+    sandbox_contexts: int
+    sandbox_ahead: int
     sandbox_isolation: str
     data_root: Path
     env_file: Path | None

@@ -2,10 +2,12 @@
 
     AgsTaskRunner.run
       ├── registers the advantage estimator            (verl_ext.advantage)
+      ├── starts and holds the run's sandbox broker     (verl_ext.agent_loop.broker_process)
       ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer
       ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> AgentLoopProcess, EarlyReplica
       ├── verl.trainer.main_ppo.create_rl_sampler       -> one that a resumed run can go on with
       ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
+      ├── verl.trainer.ppo.ray_trainer.process_validation_metrics -> without lost trajectories
       └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers
 
 Everything else of verl is untouched.
@@ -13,6 +15,7 @@ Everything else of verl is untouched.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -30,19 +33,25 @@ from torchdata.stateful_dataloader.sampler import RandomSampler
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.protocol import DataProto
 from verl.trainer.main_ppo import TaskRunner, create_rl_sampler
-from verl.trainer.ppo.metric_utils import compute_data_metrics
+from verl.trainer.ppo.metric_utils import compute_data_metrics, process_validation_metrics
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
 
 import verl_ext.advantage  # noqa: F401 - registers the estimator
+from verl_ext.agent_loop import broker_process
+from verl_ext.agent_loop.broker_process import RayBroker
 from verl_ext.engine.replica import EarlyReplica, offer
+from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_out, wait_until_it_works
 from verl_ext.rollout import take_records
 from verl_ext.runs import METRICS, note_phase, without_nan
+from verl_ext.sandbox.metrics import PoolReport
 
 # Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
 _pending: dict[str, float] = {}
 _run_dir = Path()
 _agent_loop_processes: list[Any] = []
+_broker: RayBroker | None = None  # an actor dies with the process that made it, so the trainer's holds it
+_lost_in_validation: list[bool] = []
 
 
 class AgsAgentLoopManager(AgentLoopManager):
@@ -61,33 +70,61 @@ class AgsAgentLoopManager(AgentLoopManager):
 
     def _init_agent_loop_workers(self) -> None:
         self.agent_loop_workers = _agent_loop_processes
-        starting = (self.config, self.server_handles, self.reward_router_address)
+        starting = (self.config, self.server_handles, self.reward_router_address, _broker)
         # verl would wait for them in the first step, where it looks like slow generation.
         ray.get([worker.start.remote(*starting) for worker in self.agent_loop_workers])
         note_phase(_run_dir, "agent loop workers are ready")
 
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """verl's, plus records and numbers of the trajectories."""
-        output = super().generate_sequences(prompts)
+        """verl's; lost trajectories by the rule of verl_ext.lost, records and numbers of all.
+
+        Raises:
+            SandboxUnavailableError: too much of a training batch was lost.
+        """
         rollout = self.config.actor_rollout_ref.rollout
+        policy = LostPolicy.of(self.config.verl_ext)
         validation = bool(prompts.meta_info.get("validate", False))
+        step = int(prompts.meta_info.get("global_steps", -1))
+        output, lost, retried = roll_out(
+            prompts,
+            super().generate_sequences,
+            policy=policy,
+            workers=len(self.agent_loop_workers),
+            wait_for_service=lambda cause: wait_until_it_works(
+                self._probe, lambda what: note_phase(_run_dir, what), cause=cause, timeout_s=policy.pause_timeout_s
+            ),
+        )
         started_s = time.monotonic()
-        numbers = take_records(
+        taken = take_records(
             prompts,
             output,
             run_dir=Path(self.config.verl_ext.run_dir),
             run_id=self.config.verl_ext.run_id,
             copies=rollout.val_kwargs.n if validation else rollout.n,
         )
-        numbers["record_s"] = time.monotonic() - started_s
+        numbers = {**taken.numbers, "retried": float(retried), "record_s": time.monotonic() - started_s}
         prefix = "val-agent" if validation else "agent"
         _pending.update({f"{prefix}/{name}": value for name, value in numbers.items()})
-        _pending.update({f"sandbox/{name}": value for name, value in self.sandbox_metrics().items()})
+        _pending.update({f"sandbox/{name}": value for name, value in self._sandbox_numbers().items()})
+        if validation:
+            _lost_in_validation.extend(taken.lost)
+        else:
+            check_not_too_many(lost, step, policy)
         return output
 
-    def sandbox_metrics(self) -> dict[str, float]:
-        """Counts summed over the workers; shares and latencies are the worst worker's."""
-        return _merged(ray.get([worker.sandbox_metrics.remote() for worker in self.agent_loop_workers]))
+    def _sandbox_numbers(self) -> dict[str, float]:
+        """What all workers' sandboxes did since the last call, and what the broker counts now."""
+        workers = ray.get([worker.sandbox_report.remote() for worker in self.agent_loop_workers])
+        numbers = PoolReport.merged(workers).summary()
+        if _broker is not None:
+            with contextlib.suppress(RayError):  # started anew this moment; the next step has them
+                now = ray.get(_broker.handle.numbers.remote(), timeout=10)
+                numbers |= {f"{name}/now": value for name, value in now.items()}
+        return numbers
+
+    def _probe(self) -> str:
+        """"" if the service gives a sandbox that runs code, else what is wrong."""
+        return ray.get(self.agent_loop_workers[0].probe_sandbox.remote())
 
     def close_sandboxes(self) -> dict[str, float]:
         """End every sandbox of every worker; a worker that died is left to the sweep."""
@@ -99,7 +136,7 @@ class AgsAgentLoopManager(AgentLoopManager):
                 results.append(ray.get(reference))
             except RayError:
                 continue
-        return _merged(results)
+        return {name: sum(one.get(name, 0.0) for one in results) for name in {key for one in results for key in one}}
 
 
 class AgsTrainer(RayPPOTrainer):
@@ -154,10 +191,12 @@ class AgsTaskRunner(TaskRunner):
 
     def run(self, config: Any) -> None:
         """verl's `run` with our classes in place."""
-        global _run_dir
+        global _run_dir, _broker
         _run_dir = Path(config.verl_ext.run_dir)
         note_phase(_run_dir, "trainer is imported")
         install()
+        workers = config.actor_rollout_ref.rollout.agent.num_workers
+        _broker = broker_process.start(_run_dir, config.verl_ext.run_id, workers)
         super().run(config)
 
 
@@ -166,6 +205,9 @@ def install() -> None:
     verl.trainer.main_ppo.RayPPOTrainer = AgsTrainer  # type: ignore[misc]
     verl.experimental.agent_loop.AgentLoopManager = AgsAgentLoopManager  # type: ignore[misc]
     verl.trainer.ppo.ray_trainer.compute_data_metrics = data_metrics_without_lost  # pyright: ignore[reportPrivateImportUsage]
+    verl.trainer.ppo.ray_trainer.process_validation_metrics = lost_left_out(  # pyright: ignore[reportPrivateImportUsage]
+        _lost_in_validation, process_validation_metrics
+    )
     verl.utils.tracking.Tracking = AgsTracking  # type: ignore[misc]
     verl.trainer.main_ppo.create_rl_sampler = create_resumable_sampler
 
@@ -186,15 +228,6 @@ def data_metrics_without_lost(batch: DataProto, use_critic: bool = True) -> dict
     """verl's data metrics over the trajectories that were not lost to our infrastructure."""
     kept = batch.batch["response_mask"].bool().any(dim=-1)
     return compute_data_metrics(batch if bool(kept.all()) else batch.select_idxs(kept), use_critic)
-
-
-def _merged(workers: list[dict[str, float]]) -> dict[str, float]:
-    merged: dict[str, float] = {}
-    for numbers in workers:
-        for name, value in numbers.items():
-            worst = name.endswith(("/p50", "/p95", "_share"))
-            merged[name] = max(merged.get(name, 0.0), value) if worst else merged.get(name, 0.0) + value
-    return merged
 
 
 def _number(value: Any) -> Any:

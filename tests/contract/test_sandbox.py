@@ -232,7 +232,8 @@ async def test_a_pool_leaves_nothing_behind(backend: SandboxBackend, labels: dic
     assert [result[0].strip("'") for result in results] == ["fresh", "1", "2", "3"]
     await pool.aclose()
     assert await backend.list_ids(labels=labels) == []
-    assert (pool.metrics.created, pool.metrics.killed, pool.metrics.left) == (5, 5, 0)
+    totals = pool.metrics.totals()
+    assert (totals["created"], totals["killed"], totals["left"]) == (5, 5, 0)
 
 
 async def test_what_a_killed_process_left_is_cleaned_by_the_run(backend: SandboxBackend, labels: dict[str, str]):

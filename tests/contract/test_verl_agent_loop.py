@@ -85,11 +85,12 @@ class ScriptedEngine:
 class Worker(SandboxedAgentLoopWorker):
     """Our worker, which is verl's, with what their __init__ would make, but no Ray."""
 
-    def __init__(self, config: Any, tokenizer: Any, engine: ScriptedEngine) -> None:
+    def __init__(self, config: Any, tokenizer: Any, engine: ScriptedEngine, pool: SessionPool) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.processor = None
         self.server_manager = engine
+        self._pool = pool
         self.reward_router_address = None
         manager = RewardManagerWorker.__ray_metadata__.modified_class.__new__(
             RewardManagerWorker.__ray_metadata__.modified_class
@@ -186,7 +187,7 @@ class Rollout:
         self.engine = ScriptedEngine(self.tokenizer, scripts)
         pool = SessionPool(self.backend, **{"acquire_timeout_s": 0.2, **self.pool_options})
         code_interpreter.use_sessions(pool.session)
-        worker = Worker(self.config, self.tokenizer, self.engine)
+        worker = Worker(self.config, self.tokenizer, self.engine, pool)
         try:
             return await worker.generate_sequences(self.prompts(len(scripts)))
         finally:
@@ -199,8 +200,8 @@ class Rollout:
 
     def take(self, output: DataProto) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """The numbers, and the records read back from disk."""
-        numbers = take_records(self.prompts(len(output)), output, run_dir=self.run_dir, run_id="r", copies=2)
-        return numbers, list(read_records(self.run_dir))
+        taken = take_records(self.prompts(len(output)), output, run_dir=self.run_dir, run_id="r", copies=2)
+        return taken.numbers, list(read_records(self.run_dir))
 
 
 class Trajectory:
@@ -539,16 +540,14 @@ async def test_one_valid_member_is_enough_for_a_batch(rollout: Rollout):
     assert not set(LOOP_FIELDS) & set(output.non_tensor_batch)
 
 
-async def test_a_batch_that_is_all_lost_ends_the_run_with_its_cause_on_disk(rollout: Rollout):
+async def test_a_batch_that_is_all_lost_is_on_disk_with_its_cause(rollout: Rollout):
     rollout.backend = FakeBackend(
         FaultScript(run_errors={1: SandboxUnavailableError("x"), 2: SandboxUnavailableError("x")})
     )
     output = await rollout.batch([call("1")], [call("1")])
-    with pytest.raises(
-        SandboxUnavailableError, match=r"all 2 trajectories of step 3 were lost.*sandbox service answers"
-    ):
-        rollout.take(output)
-    assert [record["infra_failed"] for record in read_records(rollout.run_dir)] == [True, True]
+    numbers, records = rollout.take(output)
+    assert (numbers["infra_failed"], numbers["n_valid"]) == (2, 0)
+    assert {record["infra_error"] for record in records} == {"SandboxUnavailableError: x"}
 
 
 class BrokenTool(BaseTool):
@@ -652,7 +651,8 @@ async def test_a_cancelled_rollout_leaves_no_sandbox(rollout: Rollout):
 
 
 async def test_the_worker_tells_the_loop_step_and_validation(rollout: Rollout):
-    worker = Worker(rollout.config, rollout.tokenizer, ScriptedEngine(rollout.tokenizer, [[ANSWER]]))
+    engine = ScriptedEngine(rollout.tokenizer, [[ANSWER]])
+    worker = Worker(rollout.config, rollout.tokenizer, engine, SessionPool(rollout.backend))
     prompts = rollout.prompts(1)
     prompts.meta_info = {"global_steps": 12, "validate": True}
     output = await worker.generate_sequences(prompts)
@@ -667,8 +667,9 @@ async def test_rows_that_verl_added_as_padding_are_not_recorded(rollout: Rollout
     prompts = rollout.prompts(4)
     prompts.meta_info["validate"] = True
     prompts.non_tensor_batch["uid"][:] = ["a", "b", "c", "a"]
-    numbers = take_records(prompts, output, run_dir=rollout.run_dir, run_id="r", copies=1)
-    assert numbers["trajectories"] == 3
+    taken = take_records(prompts, output, run_dir=rollout.run_dir, run_id="r", copies=1)
+    assert taken.numbers["trajectories"] == taken.numbers["n_valid"] == 3
+    assert taken.lost == [False] * 3
     assert [record["group"] for record in read_records(rollout.run_dir, validation=True)] == ["a", "b", "c"]
 
 

@@ -34,7 +34,7 @@ def test_each_number_means_what_it_says():
         ]
     )
     assert numbers == {
-        "trajectories": 4, "infra_failed": 0, "reward_mean": 0.0, "accuracy": 0.5, "tool_calls": 5,
+        "trajectories": 4, "infra_failed": 0, "n_valid": 4, "reward_mean": 0.0, "accuracy": 0.5, "tool_calls": 5,
         "tool_calls_per_trajectory": 1.25, "tool_use_ratio": 0.5, "tool_error_ratio": pytest.approx(2 / 3),
         "tool_timeout_ratio": pytest.approx(1 / 3), "parse_failure_ratio": 0.2, "accuracy_without_tool": 0.5,
         "trajectories_without_tool": 2, "assistant_turns": 1.5, "truncated_ratio": 0.25, "out_of_turns_ratio": 0.25,

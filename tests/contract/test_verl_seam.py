@@ -192,12 +192,6 @@ def test_verls_loggers_get_the_rollouts_numbers_too(tracking, tmp_path: Path, ca
     assert "agent/accuracy:0.5" in capsys.readouterr().out
 
 
-def test_counts_are_summed_over_workers_and_latencies_are_the_worst():
-    workers = [{"created": 2.0, "wait_s/p95": 1.0, "waiting_share": 0.5}, {"created": 3.0, "wait_s/p95": 4.0}]
-    assert trainer._merged(workers) == {"created": 5.0, "wait_s/p95": 4.0, "waiting_share": 0.5}
-    assert trainer._merged([]) == {}
-
-
 # --- settings that stand in for faults of verl; a test that fails here says that the setting may go
 
 

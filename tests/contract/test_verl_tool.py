@@ -50,7 +50,8 @@ class Interpreter:
             assert isinstance(answer.text, str)
             assert reward == 0.0
             assert facts["status"] in STATUSES
-            assert set(facts) == {"status", "elapsed_s", "png_count"}
+            assert set(facts) - {"cause"} == {"status", "elapsed_s", "waited_s", "png_count"}
+            assert ("cause" in facts) == (facts["status"] == "infra_failed")
             found.append((facts["status"], answer.text))
         assert await self.tool.release("t") is None
         assert not self.backend.alive

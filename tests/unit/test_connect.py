@@ -24,10 +24,10 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     return fake
 
 
-def open_pool(tmp_path: Path, *, share: int = 1, tool: str | None = str(TOOL), **environ: str):
+def open_pool(tmp_path: Path, *, tool: str | None = str(TOOL), **environ: str):
     settings = Settings.load(environ={"VERL_EXT_ENV_FILE": "/dev/null", **environ})
     return connect.open_pool(
-        settings, run_dir=tmp_path, run_id="run-1", worker="agent-7", share=share, tool_config_path=tool
+        settings, run_dir=tmp_path, run_id="run-1", worker="agent-7", tool_config_path=tool
     )
 
 
@@ -53,18 +53,42 @@ async def test_the_tools_file_decides_the_life_of_a_sandbox(backend: FakeBackend
         assert {sandbox.ttl_s for sandbox in backend.alive.values()} == {77}
 
 
-async def test_workers_divide_the_account(backend: FakeBackend, tmp_path: Path):
-    pool = open_pool(tmp_path, share=2, VERL_EXT_SANDBOX_MAX_ALIVE="5")
-    async with pool.session("a") as a, pool.session("b") as b:
-        await a.run("1")
-        await b.run("1")
-        assert backend.peak_alive == 2
-        assert pool._limiter._alive._limit == 2
+def limits(workers: int = 1, **environ: str):
+    settings = Settings.load(environ={"VERL_EXT_ENV_FILE": "/dev/null", **environ})
+    return connect.run_limits(settings, workers)
 
 
-def test_more_workers_than_sandboxes_are_refused(backend: FakeBackend, tmp_path: Path):
+def test_a_run_takes_its_share_of_the_account():
+    environ = {"VERL_EXT_SANDBOX_MAX_ALIVE": "10", "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "4"}
+    whole = limits(**environ)
+    assert (whole.max_alive, whole.max_starting, whole.create_rate_per_s, whole.reserved_for) == (10, 10, 4.0, 0)
+    half = limits(VERL_EXT_SANDBOX_SHARE="0.5", **environ)
+    assert (half.max_alive, half.max_starting, half.create_rate_per_s) == (5, 5, 2.0)
+    assert 3 * limits(VERL_EXT_SANDBOX_SHARE="0.333", **environ).max_alive <= 10
+    assert 10 * limits(VERL_EXT_SANDBOX_SHARE="0.1", **environ).max_alive == 10
+
+
+@pytest.mark.parametrize("share", ["0.001", "1.5"])
+def test_a_share_that_leaves_nothing_or_too_much_is_refused(share: str):
+    with pytest.raises(ConfigurationError, match="SHARE"):
+        limits(VERL_EXT_SANDBOX_SHARE=share, VERL_EXT_SANDBOX_MAX_ALIVE="10")
+
+
+def test_in_mode_context_each_worker_has_a_sandbox_or_the_run_is_refused():
+    assert limits(3, VERL_EXT_SANDBOX_MAX_ALIVE="3", VERL_EXT_SANDBOX_MODE="context").reserved_for == 3
     with pytest.raises(ConfigurationError, match="num_workers to 3 or fewer"):
-        open_pool(tmp_path, share=4, VERL_EXT_SANDBOX_MAX_ALIVE="3")
+        limits(4, VERL_EXT_SANDBOX_MAX_ALIVE="3", VERL_EXT_SANDBOX_MODE="context")
+    assert limits(4, VERL_EXT_SANDBOX_MAX_ALIVE="3").max_alive == 3, "in mode sandbox they take turns"
+
+
+async def test_the_mode_is_the_settings(backend: FakeBackend, tmp_path: Path):
+    pool = open_pool(tmp_path, VERL_EXT_SANDBOX_MODE="context", VERL_EXT_SANDBOX_CONTEXTS="2")
+    async with pool.session("a") as a, pool.session("b") as b, pool.session("c") as c:
+        for session in (a, b, c):
+            await session.run("1")
+        assert (backend.creates, backend.peak_contexts) == (2, 2)
+    await pool.aclose()
+    assert not backend.alive
 
 
 def test_the_log_level_is_the_settings(backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

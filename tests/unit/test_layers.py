@@ -45,9 +45,11 @@ def module_level_imports(path: Path) -> set[str]:
 HEAVY_FILES = {
     "advantage.py": "an estimator of verl's, on tensors",
     "cpu.py": "loaded by verl itself",
+    "lost.py": "cuts verl's batches",
     "ray_run.py": "drives Ray; imported when a run starts",
     "rollout.py": "reads verl's batch",
     "trainer.py": "the seam to verl",
+    "agent_loop/broker_process.py": "makes a Ray actor of the broker",
     "agent_loop/loop.py": "an agent loop of verl's",
     "agent_loop/process.py": "makes a Ray actor of the worker",
     "engine/process.py": "makes a Ray actor of the engine's server",

@@ -18,11 +18,11 @@ from verl_ext.errors import (
     SandboxTimeoutError,
     SandboxUnavailableError,
 )
-from verl_ext.sandbox import lifecycle
+from verl_ext.sandbox import lifecycle, limiter
 from verl_ext.sandbox.fake import FakeBackend, FaultScript
 from verl_ext.sandbox.interface import Execution
 from verl_ext.sandbox.ledger import ATTEMPT_LABEL, RUN_LABEL, TRAJECTORY_LABEL, SandboxLedger, read_left_ids
-from verl_ext.sandbox.limiter import LocalLimiter
+from verl_ext.sandbox.limiter import Limits, LocalLimiter
 from verl_ext.sandbox.metrics import percentile
 from verl_ext.sandbox.pool import SessionPool
 
@@ -30,6 +30,8 @@ from verl_ext.sandbox.pool import SessionPool
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "_BACKOFF_BASE_S", 0.01)
+    monkeypatch.setattr(limiter, "REFUSED_BASE_S", 0.01)
+    monkeypatch.setattr(limiter, "REFUSED_CAP_S", 0.05)
 
 
 def ok(code: str) -> Execution:
@@ -68,9 +70,12 @@ async def test_the_limits_hold_under_a_storm():
     pool = SessionPool(backend, max_alive=10, max_starting=3)
     await asyncio.gather(*(slow(pool, f"t{n}", 0.001) for n in range(300)))
     assert backend.peak_alive <= 10
-    assert pool.metrics.retries.total() == 0  # not one create was refused
-    assert pool.metrics.created == pool.metrics.killed == 300
-    assert 0.0 < pool.metrics.waiting_share <= 1.0
+    report = pool.metrics.report()
+    assert report.summary()["retries"] == 0  # not one create was refused
+    assert 0.0 < report.waiting_share <= 1.0
+    assert report.peaks["alive"] <= 10
+    assert report.peaks["starting"] <= 3
+    assert pool.metrics.counts["created"] == pool.metrics.counts["killed"] == 300
 
 
 async def test_waiting_is_first_come_first_served():
@@ -115,7 +120,7 @@ async def test_code_past_its_deadline_is_data_and_costs_the_state():
         assert session.restarts == 1
     assert backend.creates == 2
     assert not backend.alive
-    assert pool.metrics.timeouts == 1
+    assert pool.metrics.counts["timeouts"] == pool.metrics.counts["tainted"] == 1
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,8 @@ async def test_a_fault_of_the_service_ends_the_session_at_once(script: FaultScri
         assert backend.runs == 2  # never repeated
         await slow(pool, "another")  # the place is free though this session is still open
     assert not backend.alive
-    assert pool.metrics.failures == {expected.__name__: 1}
+    assert pool.metrics.counts[f"failures/{expected.__name__}"] == 1
+    assert pool.metrics.report().summary()["failures"] == 1
 
 
 async def test_creates_that_may_work_later_are_tried_again():
@@ -148,7 +154,8 @@ async def test_creates_that_may_work_later_are_tried_again():
     async with pool.session("t") as session:
         assert (await session.run("1")).results == ("1",)
     assert backend.creates == 4
-    assert pool.metrics.retries == {"SandboxQuotaError": 1, "SandboxUnavailableError": 1, "SandboxTimeoutError": 1}
+    retries = {name: count for name, count in pool.metrics.counts.items() if name.startswith("retries/")}
+    assert retries == {f"retries/{name}": 1 for name in ("SandboxQuotaError", "SandboxUnavailableError", "SandboxTimeoutError")}
 
 
 async def test_creates_that_cannot_work_are_not():
@@ -171,7 +178,7 @@ async def test_the_wall_budget_ends_the_tries_with_the_last_cause():
 
 async def test_the_wall_budget_bounds_a_create_that_hangs_and_a_queue_that_does_not_move():
     backend = FakeBackend(FaultScript(create_hangs=frozenset({1})))
-    pool = SessionPool(backend, acquire_timeout_s=0.1, max_alive=1)
+    pool = SessionPool(backend, acquire_timeout_s=0.1, wait_timeout_s=0.1, max_alive=1)
     async with pool.session("t") as session:
         with pytest.raises(SandboxTimeoutError, match="not answered"):
             await session.run("1")
@@ -279,7 +286,8 @@ async def test_a_kill_that_fails_is_tried_again_then_counted_and_noted(tmp_path:
     pool = SessionPool(backend, ledger=ledger)
     await slow(pool, "a", 0)  # fails once, then works
     await slow(pool, "b", 0)  # fails three times
-    assert (pool.metrics.killed, pool.metrics.kill_failed, pool.metrics.left) == (1, 1, 1)
+    totals = pool.metrics.totals()
+    assert (totals["killed"], totals["kill_failed"], totals["left"]) == (1, 1, 1)
     ledger.close()
     assert read_left_ids(tmp_path) == list(backend.alive)
     noted = [json.loads(line)["event"] for line in ledger.path.read_text().splitlines()]
@@ -302,7 +310,7 @@ async def test_a_long_session_keeps_its_sandbox_alive():
 async def test_the_summary_is_flat_numbers():
     pool = SessionPool(FakeBackend())
     await slow(pool, "t", 0)
-    summary = pool.metrics.summary()
+    summary = pool.metrics.report().summary()
     assert summary["created"] == summary["killed"] == 1.0
     assert all(type(value) is float for value in summary.values())
     assert summary["execute_s/p95"] > 0
@@ -320,7 +328,7 @@ async def test_a_pool_can_be_built_where_no_event_loop_runs():
 
 
 async def test_limiter_leases_survive_cancellation_and_repeated_release():
-    limiter = LocalLimiter(max_alive=1, max_starting=1)
+    limiter = LocalLimiter(Limits(max_alive=1, max_starting=1))
     await limiter.acquire_start("a")
     waiting = asyncio.create_task(limiter.acquire_start("b"))
     also = asyncio.create_task(limiter.acquire_start("c"))
@@ -331,15 +339,15 @@ async def test_limiter_leases_survive_cancellation_and_repeated_release():
         await waiting
     await limiter.release("b")
     await asyncio.wait_for(also, 1)
-    assert limiter.alive == 1
+    assert len(limiter.book.held) == 1
     await limiter.release("c")
     await limiter.release("c")
     await limiter.release("never held")
-    assert limiter.alive == 0
+    assert len(limiter.book.held) == 0
 
 
 async def test_a_lease_may_start_again_without_queueing_for_a_place():
-    limiter = LocalLimiter(max_alive=1, max_starting=1)
+    limiter = LocalLimiter(Limits(max_alive=1, max_starting=1))
     await limiter.acquire_start("a")
     await limiter.start_done("a")
     waiting = asyncio.create_task(limiter.acquire_start("b"))
@@ -352,7 +360,7 @@ async def test_a_lease_may_start_again_without_queueing_for_a_place():
 
 def test_a_limit_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least 1"):
-        LocalLimiter(max_alive=0, max_starting=1)
+        Limits(max_alive=0, max_starting=1)
 
 
 async def test_random_faults_leave_nothing():

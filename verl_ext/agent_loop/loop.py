@@ -3,10 +3,19 @@
 Differences from verl 0.6.1's ToolAgentLoop, each a row of the table in verl_ext/README.md: one session per
 trajectory; calls that cannot be read are answered instead of dropped; environment segments equal the full
 template's; a failing sandbox masks the trajectory; the trajectory is recorded.
+
+Deadlines, and who pays for each:
+
+- a call's (the tool's `call_timeout_s`): code that was seen running is told that it timed out and goes on with
+  a fresh interpreter; a service that said nothing costs the trajectory, masked.
+- the trajectory's (`verl_ext.trajectory_timeout_s`, without the time spent waiting for a sandbox) and the
+  step's (`verl_ext.step_timeout_s`, with it): the trajectory is masked, whatever it was doing. It may have been
+  the model's slowness or ours; a wrong verdict would teach, a missing one does not.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
@@ -22,6 +31,7 @@ from verl.tools.schemas import ToolResponse
 from verl.tools.utils.tool_registry import initialize_tools_from_config
 
 from verl_ext.agent_loop.chat import ChatSegments, Message
+from verl_ext.agent_loop.deadline import Deadline
 from verl_ext.agent_loop.tool_calls import MalformedCall, ToolCall, parse_tool_calls
 from verl_ext.errors import DataError
 from verl_ext.tools.observation import printable, shorten
@@ -30,14 +40,22 @@ from verl_ext.trajectory import CallRecord, LoopRecord, TurnRecord
 logger = logging.getLogger(__name__)
 
 RECORD_FIELD = "trajectory_record"
+RELEASE_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
 class TrajectoryContext:
-    """What verl tells an agent loop worker about a row but not the loop: set by our worker."""
+    """What verl tells an agent loop worker about a row but not the loop: set by our worker.
+
+    Attributes:
+        step: of the training.
+        validation: whether the row is a validation's.
+        step_ends_s: `time.monotonic` at which the step's deadline passes.
+    """
 
     step: int
     validation: bool
+    step_ends_s: float = float("inf")
 
 
 CONTEXT: ContextVar[TrajectoryContext | None] = ContextVar("verl_ext_trajectory", default=None)
@@ -68,6 +86,7 @@ class CodeInterpreterLoop(AgentLoopBase):
         cls.max_calls_per_turn = rollout.multi_turn.max_parallel_calls
         cls.max_response_chars = rollout.multi_turn.max_tool_response_length
         cls.engine_params = final_ids_only() if rollout.name == "vllm" else {}
+        cls.trajectory_timeout_s = float(config.verl_ext.get("trajectory_timeout_s") or "inf")
         cls._class_initialized = True
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
@@ -91,14 +110,24 @@ class CodeInterpreterLoop(AgentLoopBase):
                 f"the prompt of {trajectory_id} has {len(prompt_ids)} tokens with the tool's schema, more than "
                 f"{self.prompt_length}: set data.filter_overlong_prompts=True or raise data.max_prompt_length"
             )
-        state = _State(prompt_ids, LoopRecord(trajectory_id))
+        context = CONTEXT.get()
+        deadline = Deadline(self.trajectory_timeout_s, context.step_ends_s if context else float("inf"))
+        state = _State(prompt_ids, LoopRecord(trajectory_id), deadline)
         try:
-            if await self._open_tools(state):
-                await self._converse(state, sampling_params)
+            async with deadline:
+                if await self._open_tools(state):
+                    await self._converse(state, sampling_params)
+        except TimeoutError:
+            state.fail("deadline", f"the deadline of {deadline.passed} passed")
         finally:
-            for name, instance_id in state.instances.items():
-                await _attempt(self.tools[name].release(instance_id), f"release of {name} for {trajectory_id}")
+            # Within bounds too: what ends a sandbox goes on by itself if nobody waits for it.
+            releases = [self._release(name, instance_id, trajectory_id) for name, instance_id in state.instances.items()]
+            await asyncio.gather(*releases)
         return self._output(state)
+
+    async def _release(self, name: str, instance_id: str, trajectory_id: str) -> None:
+        action = asyncio.wait_for(self.tools[name].release(instance_id), RELEASE_TIMEOUT_S)
+        await _attempt(action, f"release of {name} for {trajectory_id}")
 
     async def _open_tools(self, state: _State) -> bool:
         """Whether every tool has an instance for this trajectory; if not, the trajectory is lost."""
@@ -131,7 +160,7 @@ class CodeInterpreterLoop(AgentLoopBase):
             records = await self._run_calls(calls, state)
             state.record.turns[-1].calls.extend(records)
             if any(record.status == "infra_failed" for record in records):
-                return state.fail("infra_failed", "the sandbox service failed; the worker's log has the cause")
+                return state.fail("infra_failed", state.cause or "the tool failed; the worker's log has the cause")
             messages: list[Message] = [{"role": "tool", "content": record.response} for record in records]
             segment = self.chat.segment(messages, turn_is_closed=ids[-1] == self.chat.turn_end_id)
             if len(segment) >= state.left(self.response_length):
@@ -193,11 +222,14 @@ class CodeInterpreterLoop(AgentLoopBase):
             return CallRecord(printable(call.name[:80]), arguments, "unknown_tool", text)
         started_s = time.monotonic()
         what = f"{call.name} for {state.record.trajectory_id}"
-        result = await _attempt(tool.execute(state.instances[call.name], call.arguments), what)
+        with state.deadline.only_the_steps():
+            result = await _attempt(tool.execute(state.instances[call.name], call.arguments), what)
         elapsed_s = time.monotonic() - started_s
         match result:
             case (ToolResponse() as response, _, facts):
-                status = str(facts.get("status", "ok")) if isinstance(facts, dict) else "ok"
+                facts = facts if isinstance(facts, dict) else {}
+                status, state.cause = str(facts.get("status", "ok")), str(facts.get("cause", ""))
+                state.deadline.put_off(float(facts.get("waited_s", 0.0)))
             case _:
                 return CallRecord(call.name, arguments, "infra_failed", "", elapsed_s)
         # Our own tool has cut its output already; this is for tools that have not.
@@ -250,9 +282,11 @@ def final_ids_only() -> dict[str, Any]:
 class _State:
     """Ids, mask and log-probs of one trajectory while it grows; the three lists have one length."""
 
-    def __init__(self, prompt_ids: list[int], record: LoopRecord) -> None:
+    def __init__(self, prompt_ids: list[int], record: LoopRecord, deadline: Deadline) -> None:
         self.prompt_ids = prompt_ids
         self.record = record
+        self.deadline = deadline
+        self.cause = ""  # of the last call that our infrastructure failed
         self.request_id = uuid4().hex
         self.instances: dict[str, str] = {}  # by name of the tool
         self.response_ids: list[int] = []

@@ -15,28 +15,35 @@ from verl_ext.start import import_unhurriedly, start_on_nodes
 if TYPE_CHECKING:
     from verl.protocol import DataProto
 
+    from verl_ext.sandbox.metrics import PoolReport
+
 
 class AgentLoopProcess:
     """Holds a `SandboxedAgentLoopWorker` once `start` has been called; the other methods are the worker's."""
 
     def __init__(self) -> None:
-        self._class = import_unhurriedly("verl_ext.agent_loop.worker").SandboxedAgentLoopWorker
+        self._worker_module = import_unhurriedly("verl_ext.agent_loop.worker")
         self._worker: Any = None
 
-    def start(self, config: Any, server_handles: list[Any], reward_router_address: str | None) -> None:
-        """Build the worker; see `AgentLoopWorkerBase`."""
-        self._worker = self._class(config, server_handles, reward_router_address)
+    def start(self, config: Any, server_handles: list[Any], reward_router_address: str | None, broker: Any) -> None:
+        """Build the worker; see `AgentLoopWorkerBase`. `broker` grants its sandboxes."""
+        self._worker_module.use_broker(broker)
+        self._worker = self._worker_module.SandboxedAgentLoopWorker(config, server_handles, reward_router_address)
 
     async def generate_sequences(self, batch: DataProto) -> DataProto:
         """Roll out this worker's share of a batch."""
         return await self._worker.generate_sequences(batch)
 
-    async def sandbox_metrics(self) -> dict[str, float]:
-        """Counts and latencies of this worker's sandboxes since it started."""
-        return self._worker.sandbox_metrics()
+    async def sandbox_report(self) -> PoolReport:
+        """What this worker's sandboxes did since the last report."""
+        return self._worker.sandbox_report()
+
+    async def probe_sandbox(self) -> str:
+        """Whether the service works; see `SandboxedAgentLoopWorker.probe_sandbox`."""
+        return await self._worker.probe_sandbox()
 
     async def close_sandboxes(self) -> dict[str, float]:
-        """End every sandbox of this worker; returns the last metrics."""
+        """End every sandbox of this worker; the counts since it started."""
         return await self._worker.close_sandboxes() if self._worker else {}
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import e2b
 import httpx
 from e2b.api.client_async import get_transport
-from e2b_code_interpreter import AsyncSandbox
+from e2b_code_interpreter import AsyncSandbox, Context
 
 from verl_ext.errors import (
     ConfigurationError,
@@ -51,6 +51,7 @@ _HEALTH_TIMEOUT_S = 5.0
 _REAP_AFTER_S = (1.0, 10.0)
 _RUN_TRIES = 4
 _MAX_PAGES = 200
+_OWN_FOLDER = "__import__('os').chdir(__import__('tempfile').mkdtemp(prefix='work-'))"
 _REFUSED = (SandboxAuthError, SandboxRequestError, SandboxQuotaError)  # surely no sandbox was made
 
 _events: ContextVar[ExecutionEvents | None] = ContextVar("verl_ags_events", default=None)
@@ -105,7 +106,7 @@ class E2BBackend:
         self.template = template
         self.limits = limits or OutputLimits()
         self._create_timeout_s = create_timeout_s
-        self._control_timeout_s = control_timeout_s
+        self.control_timeout_s = control_timeout_s
         self.calls = BoundedCalls()
         self._closing = asyncio.Event()
         # Learned from the first execution: whether this service says when an execution is over.
@@ -179,33 +180,39 @@ class E2BBackend:
 
         The labels are compared here too: a service that ignores the filter lists the whole account.
         """
-        paginator = AsyncSandbox.list(query=e2b.SandboxQuery(metadata=dict(labels)), **self._options)
-        found: list[str] = []
+        return list(await self.list_labels(labels=labels))
+
+    async def list_labels(self, *, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """All labels of the live sandboxes that carry all of `labels`, by id; with {} of the whole account."""
+        query = e2b.SandboxQuery(metadata=dict(labels)) if labels else None
+        paginator = AsyncSandbox.list(query=query, **self._options)
+        found: dict[str, dict[str, str]] = {}
         for _ in range(_MAX_PAGES):
             for info in await self.control(paginator.next_items(), "list sandboxes"):
-                if labels.items() <= (info.metadata or {}).items():
-                    found.append(info.sandbox_id)
+                theirs = dict(info.metadata or {})
+                if labels.items() <= theirs.items():
+                    found[info.sandbox_id] = theirs
             if not paginator.has_next:
                 break
         return found
 
     async def kill(self, sandbox_id: str) -> bool:
         """End a sandbox by id; False if it was gone already."""
-        options = {**self._options, "request_timeout": self._control_timeout_s}
+        options = {**self._options, "request_timeout": self.control_timeout_s}
         return await self.control(AsyncSandbox.kill(sandbox_id, **options), f"end sandbox {sandbox_id}")
 
     async def aclose(self) -> None:
         """Wait for the sandboxes that failed creates may have left, and for calls given up."""
         self._closing.set()
-        await self.calls.settle(self._control_timeout_s)
+        await self.calls.settle(self.control_timeout_s)
 
     async def control(self, call: Coroutine[Any, Any, Any], doing: str) -> Any:
         """Result of a call of the control plane, within its deadline, with its errors as ours."""
         try:
-            return await self.calls.within(call, self._control_timeout_s)
+            return await self.calls.within(call, self.control_timeout_s)
         except TimeoutError:
             raise SandboxTimeoutError(
-                f"could not {doing} within {self._control_timeout_s:g} s: the service is slow or unreachable"
+                f"could not {doing} within {self.control_timeout_s:g} s: the service is slow or unreachable"
             ) from None
         except Exception as error:  # the SDK's boundary: whatever it raises becomes one of ours
             raise self._mapped(error, doing) from error
@@ -257,7 +264,7 @@ class E2BSandbox:
         """The service's name for it."""
         return self._sdk.sandbox_id
 
-    async def run_code(self, code: str, *, timeout_s: float) -> Execution:
+    async def run_code(self, code: str, *, timeout_s: float, context_id: str | None = None) -> Execution:
         """Run code and wait for its end; see `Sandbox.run_code`.
 
         A request that the service surely did not act on (no connection, port not open yet, 429, 503) is
@@ -266,7 +273,7 @@ class E2BSandbox:
         began_s = time.monotonic()
         events = ExecutionEvents(OutputCollector(self._backend.limits))
         try:
-            await self._backend.calls.within(self._execute(code, events), timeout_s)
+            await self._backend.calls.within(self._execute(code, context_id, events), timeout_s)
         except TimeoutError:
             if events.began:
                 return self._execution(events, began_s, timeout_s)
@@ -295,6 +302,24 @@ class E2BSandbox:
             timed_out=timed_out_s is not None,
         )
 
+    async def open_context(self) -> str:
+        """One more interpreter, in a new folder below the temporary one; see `Sandbox.open_context`."""
+        doing = f"open a context in sandbox {self.sandbox_id}"
+        context = await self._backend.control(self._sdk.create_code_context(), doing)
+        # The services start every context in one and the same folder, and refuse one that is not there.
+        moved = await self.run_code(_OWN_FOLDER, timeout_s=self._backend.control_timeout_s, context_id=context.id)
+        if moved.error is not None:
+            raise SandboxUnavailableError(f"could not {doing}: no folder for it: {moved.error.value}")
+        return context.id
+
+    async def close_context(self, context_id: str) -> None:
+        """End an interpreter; see `Sandbox.close_context`."""
+        try:
+            call = self._sdk.remove_code_context(context_id)
+            await self._backend.control(call, f"end a context of sandbox {self.sandbox_id}")
+        except SandboxRequestError as error:
+            logger.debug("context %s was gone: %s", context_id, error)  # 404: what was asked for is so
+
     async def extend(self, *, ttl_s: int) -> None:
         """Put off the sandbox's own end; see `Sandbox.extend`."""
         await self._backend.control(self._sdk.set_timeout(ttl_s), f"extend sandbox {self.sandbox_id}")
@@ -303,12 +328,13 @@ class E2BSandbox:
         """End the sandbox; harmless when it is gone."""
         await self._backend.kill(self.sandbox_id)
 
-    async def _execute(self, code: str, events: ExecutionEvents) -> None:
+    async def _execute(self, code: str, context_id: str | None, events: ExecutionEvents) -> None:
         _events.set(events)  # this runs in a task of its own, so the value is this execution's alone
+        context = None if context_id is None else Context(context_id, "python", "")
         for left in reversed(range(_RUN_TRIES)):
             try:
                 # timeout=0 switches the SDK's deadline off.
-                await self._sdk.run_code(_sendable(code), timeout=0)
+                await self._sdk.run_code(_sendable(code), context=context, timeout=0)
             except Exception as error:  # the SDK's boundary: whatever it raises becomes one of ours
                 if left and not events.began and was_surely_not_acted_on(error):
                     logger.info(
@@ -316,12 +342,14 @@ class E2BSandbox:
                     )
                     await asyncio.sleep(random.uniform(0.05, 0.5))
                     continue
-                raise await self._run_error(error) from error
+                raise await self._run_error(error, context_id) from error
             return
 
-    async def _run_error(self, error: Exception) -> SandboxError:
+    async def _run_error(self, error: Exception, context_id: str | None) -> SandboxError:
         ours = self._backend._mapped(error, f"run code in sandbox {self.sandbox_id}")
         if isinstance(error, e2b.NotFoundException):
+            if context_id is not None:
+                return await self._fault(f"has no context {context_id} any more")
             return SandboxDiedError(f"sandbox {self.sandbox_id} is gone and its state with it: {ours}")
         # A 502 reads as TimeoutException; a connection cut short as a transport error.
         if isinstance(error, e2b.TimeoutException | httpx.TransportError) or (status_of(error) or 0) >= 500:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_ext.errors import SandboxDiedError, SandboxQuotaError, SandboxTimeoutError
+from verl_ext.errors import SandboxDiedError, SandboxQuotaError, SandboxTimeoutError, SandboxUnavailableError
 from verl_ext.sandbox.interface import Execution, OutputLimits, deadline_error
 from verl_ext.sandbox.output import CappedText, OutputCollector
 
@@ -41,6 +41,7 @@ class FaultScript:
         run_hangs: numbers of the runs during which the service says nothing until the deadline.
         run_delay_s: seconds that every run takes before the code starts.
         die_after_runs: each sandbox is dead from its K+1-th run on.
+        context_errors: n-th open_context raises this.
         kill_errors: n-th kill raises this; the sandbox stays alive.
         max_alive: creates beyond this many live sandboxes raise SandboxQuotaError.
         answer: given the code, an Execution to return instead of running it, or None to run it.
@@ -53,6 +54,7 @@ class FaultScript:
     run_hangs: frozenset[int] = frozenset()
     run_delay_s: float = 0.0
     die_after_runs: int | None = None
+    context_errors: Mapping[int, Exception] = field(default_factory=dict)
     kill_errors: Mapping[int, Exception] = field(default_factory=dict)
     max_alive: int | None = None
     answer: Callable[[str], Execution | None] | None = None
@@ -69,7 +71,8 @@ class FakeBackend:
         alive: live sandboxes by id.
         created_labels: labels of every create that succeeded, in order.
         peak_alive: most sandboxes alive at once.
-        creates, runs, kills: how often each was asked for.
+        peak_contexts: most contexts open at once in one sandbox.
+        creates, contexts, runs, kills: how often each was asked for.
     """
 
     def __init__(self, script: FaultScript | None = None, *, limits: OutputLimits | None = None) -> None:
@@ -78,7 +81,9 @@ class FakeBackend:
         self.alive: dict[str, FakeSandbox] = {}
         self.created_labels: list[dict[str, str]] = []
         self.peak_alive = 0
+        self.peak_contexts = 0
         self.creates = 0
+        self.contexts = 0
         self.runs = 0
         self.kills = 0
         self._ids = itertools.count(1)
@@ -103,7 +108,11 @@ class FakeBackend:
 
     async def list_ids(self, *, labels: Mapping[str, str]) -> list[str]:
         """Ids of the live sandboxes that carry all of `labels`."""
-        return [name for name, sandbox in self.alive.items() if labels.items() <= sandbox.labels.items()]
+        return list(await self.list_labels(labels=labels))
+
+    async def list_labels(self, *, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """All labels of the live sandboxes that carry all of `labels`, by id."""
+        return {name: one.labels for name, one in self.alive.items() if labels.items() <= one.labels.items()}
 
     async def kill(self, sandbox_id: str) -> bool:
         """End a sandbox; False if it was gone."""
@@ -125,7 +134,8 @@ class FakeSandbox:
         self.labels = labels
         self.ttl_s = ttl_s
         self.extended = 0
-        self._interpreter = _Interpreter(sandbox_id)
+        self._interpreters: dict[str | None, _Interpreter] = {None: _Interpreter(sandbox_id)}
+        self._context_numbers = itertools.count(1)
         self._runs = 0
 
     @property
@@ -133,7 +143,7 @@ class FakeSandbox:
         """Name of the sandbox."""
         return self._sandbox_id
 
-    async def run_code(self, code: str, *, timeout_s: float) -> Execution:
+    async def run_code(self, code: str, *, timeout_s: float, context_id: str | None = None) -> Execution:
         """Run code in a thread; see `Sandbox.run_code`."""
         script = self._backend.script
         self._backend.runs += 1
@@ -151,9 +161,34 @@ class FakeSandbox:
             raise error
         if script.answer and (answer := script.answer(code)) is not None:
             return answer
-        execution = await self._interpreter.run(code, timeout_s=timeout_s, limits=self._backend.limits)
+        interpreter = self._interpreters.get(context_id)
+        if interpreter is None:
+            raise SandboxUnavailableError(f"sandbox {self._sandbox_id} has no context {context_id}")
+        execution = await interpreter.run(code, timeout_s=timeout_s, limits=self._backend.limits)
         self._check_alive()
         return execution
+
+    @property
+    def contexts(self) -> int:
+        """Contexts open now, the first interpreter not counted."""
+        return len(self._interpreters) - 1
+
+    async def open_context(self) -> str:
+        """One more namespace; the working directory is the process's."""
+        self._backend.contexts += 1
+        if error := self._backend.script.context_errors.get(self._backend.contexts):
+            raise error
+        await asyncio.sleep(0)
+        self._check_alive()
+        context_id = f"context-{next(self._context_numbers)}"
+        self._interpreters[context_id] = _Interpreter(f"{self._sandbox_id}/{context_id}")
+        self._backend.peak_contexts = max(self._backend.peak_contexts, self.contexts)
+        return context_id
+
+    async def close_context(self, context_id: str) -> None:
+        """Forget the namespace."""
+        await asyncio.sleep(0)
+        self._interpreters.pop(context_id, None)
 
     def _check_alive(self) -> None:
         if self._sandbox_id not in self._backend.alive:

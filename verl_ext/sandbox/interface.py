@@ -34,7 +34,7 @@ class Execution:
         dropped_bytes: bytes of output beyond the cap, not kept.
         elapsed_s: seconds from our side, from sending the code to the last event.
         timed_out: the code was seen running and had not ended at the deadline. `error` says so too, the
-            output is what came until then, and the sandbox must not be used again.
+            output is what came until then, and the interpreter must not be used again.
     """
 
     stdout: str = ""
@@ -62,12 +62,13 @@ class Sandbox(Protocol):
         """The service's name for it; what `SandboxBackend.kill` takes."""
         ...
 
-    async def run_code(self, code: str, *, timeout_s: float) -> Execution:
-        """Run `code` in the sandbox's interpreter and wait for its end.
+    async def run_code(self, code: str, *, timeout_s: float, context_id: str | None = None) -> Execution:
+        """Run `code` in an interpreter of the sandbox and wait for its end.
 
         Args:
             code: Python source; the value of a last expression is a result, as in a notebook.
             timeout_s: our deadline in seconds, enforced on our side whatever the server does.
+            context_id: from `open_context`; None for the sandbox's first interpreter.
 
         Returns:
             The execution. Code that runs past the deadline is data as well: see `Execution.timed_out`.
@@ -77,6 +78,25 @@ class Sandbox(Protocol):
                 at fault, not the code. Kill the sandbox; never use it again.
             SandboxDiedError: the sandbox is gone.
             SandboxError: any other fault of the service.
+        """
+        ...
+
+    async def open_context(self) -> str:
+        """Start one more interpreter, with variables and a working directory of its own, and give its id.
+
+        Files, processes, CPU and memory are the sandbox's and shared by all its contexts.
+
+        Raises:
+            SandboxDiedError: the sandbox is gone.
+            SandboxError: any other fault of the service; a context may have been made all the same.
+        """
+        ...
+
+    async def close_context(self, context_id: str) -> None:
+        """End an interpreter and what runs in it. Harmless when it is gone already.
+
+        Raises:
+            SandboxError: it may go on; the sandbox should take no new contexts.
         """
         ...
 
@@ -109,6 +129,10 @@ class SandboxBackend(Protocol):
 
     async def list_ids(self, *, labels: Mapping[str, str]) -> list[str]:
         """Ids of the live sandboxes that carry all of `labels`."""
+        ...
+
+    async def list_labels(self, *, labels: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        """All labels of the live sandboxes that carry all of `labels`, by id; with {} of the whole account."""
         ...
 
     async def kill(self, sandbox_id: str) -> bool:

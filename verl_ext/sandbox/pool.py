@@ -1,4 +1,4 @@
-"""One sandbox for each trajectory, within the account's limits, and none left behind.
+"""A session for each trajectory, within the account's limits, and nothing left behind.
 
     async with pool.session(trajectory_id) as session:
         execution = await session.run("1 + 1")
@@ -7,14 +7,15 @@ Who is to blame decides what the caller gets:
 
 - The *code* fails, or runs past the call deadline: data. `run` returns an `Execution` with an error; after a
   deadline that error says how many seconds were allowed and that the state is lost (`timed_out` is True),
-  the sandbox is killed, and the next run of the session gets a fresh one.
-- The *service* fails: `SandboxError`. The session is over, its sandbox is killed, every later run raises
+  the interpreter is ended, and the next run of the session gets a fresh one.
+- The *service* fails: `SandboxError`. The session is over, its interpreter is ended, every later run raises
   again, and the caller masks the trajectory. A run that is cancelled ends the session as well, for nobody
-  knows what its sandbox does now. A create that may work later is retried within a wall budget; `run_code` never is
-  (the backend repeats only requests that the service surely did not act on).
+  knows what its interpreter does now. A create that may work later is retried within a wall budget; `run_code`
+  never is (the backend repeats only requests that the service surely did not act on).
 
-A sandbox is made at the first run, so a trajectory that calls no tool costs none. It is never shared nor
-reused, and is killed when the session ends, whatever ends it.
+An interpreter (`seats.Seat`) is had at the first run, so a trajectory that calls no tool costs none. It is never
+given to another trajectory, and ends when the session does, whatever ends it. What it is, a sandbox or a
+context in a shared one, is the pool's `mode`.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 from verl_ext.errors import SandboxError, SandboxUnavailableError
-from verl_ext.sandbox.interface import Execution, ExecutionError, Sandbox, SandboxBackend, deadline_error
+from verl_ext.sandbox.interface import Execution, ExecutionError, SandboxBackend, deadline_error
 from verl_ext.sandbox.ledger import SandboxLedger
 from verl_ext.sandbox.lifecycle import SandboxLifecycle
-from verl_ext.sandbox.limiter import Limiter, LocalLimiter
+from verl_ext.sandbox.limiter import Limiter, Limits, LocalLimiter
 from verl_ext.sandbox.metrics import PoolMetrics
+from verl_ext.sandbox.seats import MODES, OwnSandboxes, Seat, Seating
+from verl_ext.sandbox.shared import SharedSandboxes
 
 
 class SessionPool:
@@ -40,12 +43,16 @@ class SessionPool:
 
     Args:
         backend: makes the sandboxes; the pool does not close it.
+        mode: `sandbox` or `context`; see verl_ext.sandbox.seats.
+        contexts: code contexts of one sandbox at once, in mode `context`.
+        ahead: sandboxes to have ready before they are asked for, in mode `sandbox`.
         max_alive: sandboxes alive at once, those starting and closing included.
         max_starting: creates in flight at once; `max_alive` if None.
         create_rate_per_s: creates begun per second; None for no limit.
         ttl_s: seconds after which the service ends a sandbox that we failed to end.
         call_timeout_s: seconds that one run may take, unless it says otherwise.
-        acquire_timeout_s: wall budget in seconds for getting a sandbox: waiting, creating, retrying.
+        acquire_timeout_s: wall budget in seconds for a sandbox once it is its turn: creating, retrying.
+        wait_timeout_s: seconds to wait for a turn; None for as long as the caller does.
         kill_timeout_s: seconds to wait for one kill.
         run_labels: labels of every sandbox, for example {RUN_LABEL: run_id, WORKER_LABEL: worker}.
         ledger: notes creates and kills on disk.
@@ -56,31 +63,40 @@ class SessionPool:
         self,
         backend: SandboxBackend,
         *,
+        mode: str = "sandbox",
+        contexts: int = 8,
+        ahead: int = 0,
         max_alive: int = 10,
         max_starting: int | None = None,
         create_rate_per_s: float | None = None,
         ttl_s: int = 300,
         call_timeout_s: float = 30.0,
         acquire_timeout_s: float = 300.0,
+        wait_timeout_s: float | None = None,
         kill_timeout_s: float = 15.0,
         run_labels: Mapping[str, str] | None = None,
         ledger: SandboxLedger | None = None,
         limiter: Limiter | None = None,
     ) -> None:
+        if mode not in MODES:
+            raise ValueError(f"session mode {mode!r} is unknown: one of {', '.join(MODES)}")
         self._call_timeout_s = call_timeout_s
         self.metrics = PoolMetrics()
-        self._limiter = limiter or LocalLimiter(
-            max_alive=max_alive, max_starting=max_starting or max_alive, create_rate_per_s=create_rate_per_s
-        )
-        self._lifecycle = SandboxLifecycle(
+        self.lifecycle = SandboxLifecycle(
             backend,
-            self._limiter,
+            limiter or LocalLimiter(Limits(max_alive, max_starting or max_alive, create_rate_per_s)),
             self.metrics,
             ttl_s=ttl_s,
             acquire_timeout_s=acquire_timeout_s,
+            wait_timeout_s=wait_timeout_s,
             kill_timeout_s=kill_timeout_s,
             run_labels=run_labels or {},
             ledger=ledger,
+        )
+        self._seating: Seating = (
+            SharedSandboxes(self.lifecycle, contexts=contexts)
+            if mode == "context"
+            else OwnSandboxes(self.lifecycle, ahead=ahead)
         )
         self._sessions: set[SandboxSession] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -88,7 +104,7 @@ class SessionPool:
 
     @contextlib.asynccontextmanager
     async def session(self, trajectory_id: str) -> AsyncIterator[SandboxSession]:
-        """A session for one trajectory; its sandbox is killed at the end, also when the task is cancelled.
+        """A session for one trajectory; its interpreter is ended with it, also when the task is cancelled.
 
         Raises:
             SandboxUnavailableError: the pool is closed.
@@ -97,12 +113,14 @@ class SessionPool:
             raise SandboxUnavailableError("the sandbox pool is closed: open a new one for more sessions")
         session = SandboxSession(self, trajectory_id)
         self._sessions.add(session)
+        self._seating.enter(session.name)
         started_s = time.monotonic()
         try:
             yield session
         finally:
-            self.metrics.session_s.append(time.monotonic() - started_s)
-            await self._end_shielded(session)
+            self.metrics.lasted("session_s", time.monotonic() - started_s)
+            # A cancelled trajectory must not skip its end: that goes on by itself, and aclose() waits for it.
+            await asyncio.shield(self._begin_end(session))
 
     async def aclose(self) -> None:
         """End every sandbox of this pool and refuse new sessions. Harmless when repeated."""
@@ -111,10 +129,7 @@ class SessionPool:
             self._begin_end(session)
         if self._closing:
             await asyncio.wait(list(self._closing))
-
-    async def _end_shielded(self, session: SandboxSession) -> None:
-        # A cancelled trajectory must not skip its kill: the kill goes on by itself, and aclose() waits for it.
-        await asyncio.shield(self._begin_end(session))
+        await self._seating.aclose()
 
     def _begin_end(self, session: SandboxSession) -> asyncio.Task[None]:
         if session.end_task is None:
@@ -131,31 +146,33 @@ class SessionPool:
 
 
 class SandboxSession:
-    """The sandbox of one trajectory. Made by `SessionPool.session`; runs wait for each other.
+    """The interpreter of one trajectory. Made by `SessionPool.session`; runs wait for each other.
 
     Attributes:
         trajectory_id: the trajectory.
+        name: unique in the pool.
         runs: how many runs were asked for.
         restarts: how often the interpreter was replaced after a deadline.
+        waited_s: seconds that went into getting an interpreter.
     """
 
     def __init__(self, pool: SessionPool, trajectory_id: str) -> None:
         self.trajectory_id = trajectory_id
+        self.name = f"{trajectory_id}-{uuid.uuid4().hex[:12]}"
         self.runs = 0
         self.restarts = 0
+        self.waited_s = 0.0
         self.end_task: asyncio.Task[None] | None = None
         self._pool = pool
-        self._lease_id = f"{trajectory_id}-{uuid.uuid4().hex[:12]}"
-        self._sandbox: Sandbox | None = None
+        self._seat: Seat | None = None
         self._failure: SandboxError | None = None
-        self._keep_alive: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._run_task: asyncio.Task[Execution] | None = None
 
     @property
     def sandbox_id(self) -> str | None:
         """Id of the live sandbox, None before the first run and after a deadline."""
-        return self._sandbox.sandbox_id if self._sandbox else None
+        return self._seat.sandbox_id if self._seat else None
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Execution:
         """What running `code` gives, with all that earlier runs of this session defined.
@@ -190,50 +207,53 @@ class SandboxSession:
                     raise
                 raise SandboxUnavailableError("the sandbox pool was closed under a run: the run is void") from None
             except SandboxError as error:
-                self._pool.metrics.failures[type(error).__name__] += 1
+                self._pool.metrics.count(f"failures/{type(error).__name__}")
                 self._fail(error)
                 raise
 
     def _fail(self, error: SandboxError) -> None:
-        # The sandbox goes now, in the background: its place is worth more to others than to this session.
+        # The interpreter goes now, in the background: its place is worth more to others than to this session.
+        if self._seat is not None:
+            self._pool.metrics.count("tainted")
         self._failure = error
         self._pool._begin_end(self)
 
     async def _run(self, code: str, timeout_s: float) -> Execution:
-        if self._sandbox is None:
-            await self._pool._lifecycle.start(self._lease_id, self.trajectory_id, self._hold)
-        assert self._sandbox is not None  # noqa: S101 - start gives one or raises
+        if self._seat is None:
+            await self._sit_down()
+        assert self._seat is not None  # noqa: S101 - _sit_down gives one or raises
         began_s = time.monotonic()
-        execution = await self._sandbox.run_code(code, timeout_s=timeout_s)
+        execution = await self._seat.run_code(code, timeout_s=timeout_s)
         if not execution.timed_out:
-            self._pool.metrics.execute_s.append(time.monotonic() - began_s)
+            self._pool.metrics.lasted("execute_s", time.monotonic() - began_s)
             return execution
-        self._pool.metrics.timeouts += 1
+        self._pool.metrics.count("timeouts")
+        self._pool.metrics.count("tainted")
         self.restarts += 1
-        # The lease is kept: the trajectory has waited for its place and goes on in it.
-        await asyncio.shield(self._pool._keep(self._pool._lifecycle.end(self._let_go())))
+        # The place is kept: the trajectory has waited for it and goes on in it.
+        seat, self._seat = self._seat, None
+        await asyncio.shield(self._pool._keep(self._pool._seating.leave(seat, broken=False, again=True)))
         return dataclasses.replace(execution, error=_deadline_error(timeout_s))
 
-    def _hold(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-        self._keep_alive = asyncio.create_task(self._pool._lifecycle.keep_alive(sandbox))
+    async def _sit_down(self) -> None:
+        began_s = time.monotonic()
+        try:
+            await self._pool._seating.take(self.name, self.trajectory_id, self._hold)
+        finally:
+            self.waited_s += time.monotonic() - began_s
 
-    def _let_go(self) -> Sandbox:
-        assert self._sandbox is not None  # noqa: S101 - callers looked
-        sandbox, self._sandbox = self._sandbox, None
-        if self._keep_alive is not None:
-            self._keep_alive.cancel()
-        return sandbox
+    def _hold(self, seat: Seat) -> None:
+        self._seat = seat
 
     async def _end(self) -> None:
-        try:
-            if self._run_task is not None and not self._run_task.done():
-                self._run_task.cancel()
-                await asyncio.wait([self._run_task])
-            if self._sandbox is not None:
-                await self._pool._lifecycle.end(self._let_go())
-        finally:
-            await self._pool._limiter.release(self._lease_id)
+        if self._run_task is not None and not self._run_task.done():
+            self._run_task.cancel()
+            await asyncio.wait([self._run_task])
+        if self._seat is not None:
+            seat, self._seat = self._seat, None
+            await self._pool._seating.leave(seat, broken=self._failure is not None, again=False)
+        else:
+            await self._pool._seating.give_up(self.name)
 
 
 def _deadline_error(timeout_s: float) -> ExecutionError:

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from uuid import uuid4
 
 from verl.tools.base_tool import BaseTool
@@ -33,6 +33,11 @@ INFRA_FAILED_TEXT = "The code interpreter is not available. This is not an error
 
 class Session(Protocol):
     """What the tool needs of a sandbox session; `verl_ext.sandbox.pool` has the real one."""
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that went into getting a sandbox so far."""
+        ...
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Execution:
         """Run code with the state of earlier calls."""
@@ -60,12 +65,14 @@ class CodeInterpreterConfig:
 
     Attributes:
         call_timeout_s: seconds that one call may run.
+        acquire_timeout_s: seconds to get a sandbox once it is its turn: creating, being refused, trying again.
         sandbox_ttl_s: seconds that one sandbox may live.
         max_output_chars: characters of output that the model sees of one call.
         type: verl's own key; always "native".
     """
 
     call_timeout_s: float = 30.0
+    acquire_timeout_s: float = 600.0
     sandbox_ttl_s: int = 300
     max_output_chars: int = 4096
     type: str = "native"
@@ -82,7 +89,7 @@ class CodeInterpreterConfig:
             names = ", ".join(sorted(known))
             raise ConfigurationError(f"tool config: unknown keys {', '.join(unknown)}; known: {names}")
         config = cls(**block)
-        for name in ("call_timeout_s", "sandbox_ttl_s", "max_output_chars"):
+        for name in ("call_timeout_s", "acquire_timeout_s", "sandbox_ttl_s", "max_output_chars"):
             value = getattr(config, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
                 raise ConfigurationError(f"tool config: {name} is {value!r}; it must be a number above 0")
@@ -116,36 +123,32 @@ class CodeInterpreterTool(BaseTool):
 
         Returns:
             The response, reward 0.0, and facts: `status` is one of ok, error, timeout, bad_arguments,
-            infra_failed; `elapsed_s` seconds; `png_count`.
+            infra_failed; `elapsed_s` seconds, `waited_s` of them for a sandbox; `png_count`; with infra_failed
+            also `cause`, which is for the log and not for the model.
         """
         code = parameters.get("code") if isinstance(parameters, dict) else None
         if not isinstance(code, str) or not code.strip():
             text = f'{self.name} needs the argument "code": a string with Python source.'
-            return ToolResponse(text=text), 0.0, {"status": "bad_arguments", "elapsed_s": 0.0, "png_count": 0}
+            return ToolResponse(text=text), 0.0, _facts("bad_arguments")
         entry = self._sessions.get(instance_id)
         if entry is None:
             logger.error("%s: no session; call use_sessions() in this process and create() first", instance_id)
-            return self._infra_failed(0.0)
-        started_s = time.monotonic()
+            return self._infra_failed("the tool has no session")
+        session = entry[0]
+        started_s, waited_s = time.monotonic(), session.waited_s
         try:
-            execution = await entry[0].run(code, timeout_s=self.settings.call_timeout_s)
+            execution = await session.run(code, timeout_s=self.settings.call_timeout_s)
         except SandboxError as error:
             logger.warning("%s: %s: %s", instance_id, type(error).__name__, error)
-            return self._infra_failed(time.monotonic() - started_s)
+            cause = f"{type(error).__name__}: {error}"
+            return self._infra_failed(cause, time.monotonic() - started_s, session.waited_s - waited_s)
         text = observation_text(execution, self.settings.max_output_chars)
         logger.debug("%s ran:\n%s\n--- gave:\n%s", instance_id, code, text)
         status = "ok"
         if execution.error is not None:
             status = "timeout" if execution.timed_out else "error"
-        return (
-            ToolResponse(text=text),
-            0.0,
-            {
-                "status": status,
-                "elapsed_s": time.monotonic() - started_s,
-                "png_count": execution.png_count,
-            },
-        )
+        facts = _facts(status, time.monotonic() - started_s, session.waited_s - waited_s, execution.png_count)
+        return ToolResponse(text=text), 0.0, facts
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
         """End the session and its sandbox; harmless when there is none."""
@@ -159,6 +162,12 @@ class CodeInterpreterTool(BaseTool):
             logger.warning("%s: closing failed: %s", instance_id, error)
 
     @staticmethod
-    def _infra_failed(elapsed_s: float) -> tuple[ToolResponse, float, dict[str, Any]]:
-        facts = {"status": "infra_failed", "elapsed_s": elapsed_s, "png_count": 0}
-        return ToolResponse(text=INFRA_FAILED_TEXT), 0.0, cast(dict[str, Any], facts)
+    def _infra_failed(
+        cause: str, elapsed_s: float = 0.0, waited_s: float = 0.0
+    ) -> tuple[ToolResponse, float, dict[str, Any]]:
+        facts = _facts("infra_failed", elapsed_s, waited_s) | {"cause": cause}
+        return ToolResponse(text=INFRA_FAILED_TEXT), 0.0, facts
+
+
+def _facts(status: str, elapsed_s: float = 0.0, waited_s: float = 0.0, png_count: int = 0) -> dict[str, Any]:
+    return {"status": status, "elapsed_s": elapsed_s, "waited_s": waited_s, "png_count": png_count}
