@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,10 @@ class BrokerProcess:
     async def numbers(self) -> dict[str, float]:
         """See `Broker`."""
         return self._broker.numbers()
+
+    async def process(self) -> tuple[int, list[str]]:
+        """Its process id and the packages in it, to see that it stays light."""
+        return os.getpid(), sorted({name.partition(".")[0] for name in sys.modules})
 
     def _keep_sweeping(self) -> None:
         if self._sweeping is None:
