@@ -122,6 +122,27 @@ def serve_sandbox(context, host="127.0.0.1", port=0, isolation="auto"):
     become("verl_ext.sandbox.server", "--host", host, "--port", str(port), "--isolation", isolation)
 
 
+@task(
+    help={
+        "json": "print findings and advice as JSON",
+        "max_probe": "sandboxes to have at once at most",
+        "max_rate": "requests per second to try at most",
+        "trajectories": "that a step rolls out",
+    }
+)
+def check_sandbox(context, json=False, max_probe="", max_rate="", trajectories=""):
+    """Measure the sandbox service; say how to use it."""
+    options = {"--max-probe": max_probe, "--max-rate": max_rate, "--trajectories": trajectories}
+    flags = [part for flag, value in options.items() if value for part in (flag, value)]
+    become("verl_ext.check", "--json" if json else "", *flags)
+
+
+@task(help={"run_": "id of the run: a folder's name in runs/", "json": "print the counts as JSON"})
+def clean_sandboxes(context, run_, json=False):
+    """End the sandboxes that a run left behind."""
+    become("verl_ext.clean", "--run", run_, "--json" if json else "")
+
+
 @task
 def settings(context):
     """Check the settings and show them, secrets hidden."""
@@ -153,4 +174,18 @@ def lock(context):
     become("verl_ext.lock")
 
 
-namespace = Collection(setup, smoke, prepare_data, grade, train, export, serve_sandbox, settings, check, test, lock)
+namespace = Collection(
+    setup,
+    smoke,
+    prepare_data,
+    grade,
+    train,
+    export,
+    check_sandbox,
+    clean_sandboxes,
+    serve_sandbox,
+    settings,
+    check,
+    test,
+    lock,
+)

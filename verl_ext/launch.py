@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
 from verl_ext import preflight, resume, runs
+from verl_ext.clean import clean
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
-from verl_ext.sandbox.connect import LEDGERS
-from verl_ext.sandbox.ledger import RUN_LABEL, clean_run, read_left_ids
+from verl_ext.sandbox.connect import LEDGERS, run_limits
+from verl_ext.sandbox.ledger import RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.settings import Settings
 
@@ -111,6 +112,7 @@ def configure(request: RunRequest, settings: Settings) -> tuple[DictConfig, Path
     resolved = composition.resolve(config)
     preflight.check(resolved)
     resume.check(resolved)
+    run_limits(settings, int(resolved.actor_rollout_ref.rollout.agent.num_workers))
     return resolved, run_dir
 
 
@@ -166,13 +168,13 @@ def _put_away(
     A service that does not answer is said, not raised: it must not hide why the run ended.
     """
     try:
-        swept, left = asyncio.run(_sweep(settings, server, run_id, run_dir))
+        cleaned = asyncio.run(clean(settings, run_id, run_dir, local_url=server.url if server else None))
         stats = server.stats(**{RUN_LABEL: run_id}) if server else {}
     except SandboxError as error:
         say(f"the sandboxes of {run_id} could not be counted or ended, their time to live will end them: {error}")
         return {}, 0, len(read_left_ids(run_dir / LEDGERS))
-    say(_sandbox_line(run_dir, swept, left))
-    return stats, swept, left
+    say(f"sandboxes: {cleaned}")
+    return stats, cleaned.swept, cleaned.leaked
 
 
 def _train(
@@ -219,6 +221,8 @@ def _environment(
         # The defaults are an AGS account's; a server of our own has no quota, only this machine's memory.
         if settings.is_default("sandbox_max_alive"):
             values["VERL_EXT_SANDBOX_MAX_ALIVE"] = str(LOCAL_MAX_ALIVE)
+        if settings.is_default("sandbox_max_starting"):
+            values["VERL_EXT_SANDBOX_MAX_STARTING"] = str(LOCAL_MAX_ALIVE)
         if settings.is_default("sandbox_create_rate_per_s"):
             values["VERL_EXT_SANDBOX_CREATE_RATE_PER_S"] = str(LOCAL_CREATE_RATE_PER_S)
     if cpu:
@@ -248,28 +252,6 @@ def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> 
     log_path = run_dir / runs.LOGS / "sandbox-server.log"
     with start_server([*options, *request.server_options], log_path=log_path) as server:
         yield server
-
-
-async def _sweep(settings: Settings, server: RunningServer | None, run_id: str, run_dir: Path) -> tuple[int, int]:
-    """End what the run's own processes left; how many that were, and how many are left after it."""
-    from verl_ext.sandbox.e2b import E2BBackend
-
-    backend = E2BBackend.from_settings(settings, local_url=server.url if server else None)
-    try:
-        report = await clean_run(backend, run_id, run_folder=run_dir / LEDGERS)
-        left = await backend.list_ids(labels={RUN_LABEL: run_id})
-    finally:
-        await backend.aclose()
-    return report.killed, len(left)
-
-
-def _sandbox_line(run_dir: Path, swept: int, left: int) -> str:
-    created = killed = 0
-    for path in (run_dir / LEDGERS).glob("*.jsonl"):
-        events = [entry["event"] for entry in runs.read_jsonl(path)]
-        created += events.count("created")
-        killed += events.count("killed")
-    return f"sandboxes: created {created}, killed {killed}, swept {swept}, left {left}"
 
 
 def child_environment(**values: str) -> dict[str, str]:

@@ -113,5 +113,5 @@ def test_a_signal_ends_the_run_and_everything_in_it(
         run.process.send_signal(number)
         assert run.end(STATED_S) == 128 + number, run.said()
     assert run.said().strip().splitlines()[-1] == f"ended by {number.name}"
-    assert "left 0" in run.said()
+    assert "leaked 0" in run.said()
     assert leftovers() == []

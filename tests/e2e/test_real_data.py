@@ -87,5 +87,5 @@ def test_one_validation_over_the_thirty_aime_problems_is_stored(run: Finished):
 
 
 def test_nothing_is_left(run: Finished, leftovers: Callable[[], list[str]]):
-    assert "left 0" in run.output
+    assert "leaked 0" in run.output
     assert leftovers() == []

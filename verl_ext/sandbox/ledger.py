@@ -11,7 +11,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,19 +83,28 @@ def read_left_ids(run_folder: Path) -> list[str]:
     """
     created: dict[str, None] = {}
     killed: set[str] = set()
+    for event, sandbox_id in _entries(run_folder):
+        if event == "created":
+            created[sandbox_id] = None
+        elif event == "killed":
+            killed.add(sandbox_id)
+    return [sandbox_id for sandbox_id in created if sandbox_id not in killed]
+
+
+def count_events(run_folder: Path) -> Counter[str]:
+    """How many sandboxes the ledgers in `run_folder` say were `created`, `killed`, and `kill_failed`."""
+    return Counter(event for event, _ in _entries(run_folder))
+
+
+def _entries(run_folder: Path) -> Iterator[tuple[str, str]]:
     for path in sorted([*run_folder.glob("sandboxes-*.jsonl"), *run_folder.glob("*/sandboxes-*.jsonl")]):
         for line in path.read_bytes().splitlines():
             try:
                 entry = json.loads(line)
             except ValueError:
                 continue
-            if not isinstance(entry, dict):
-                continue
-            if entry.get("event") == "created":
-                created[entry["sandbox_id"]] = None
-            elif entry.get("event") == "killed":
-                killed.add(entry["sandbox_id"])
-    return [sandbox_id for sandbox_id in created if sandbox_id not in killed]
+            if isinstance(entry, dict) and "sandbox_id" in entry:
+                yield str(entry.get("event")), str(entry["sandbox_id"])
 
 
 @dataclass(frozen=True)
@@ -155,3 +165,17 @@ async def clean_run(backend: SandboxBackend, run_id: str, *, run_folder: Path | 
         raise ValueError("clean_run needs the id of a run: `runs/` under the data root lists them")
     left = read_left_ids(run_folder) if run_folder is not None and run_folder.is_dir() else []
     return await sweep(backend, {RUN_LABEL: run_id}, extra_ids=left)
+
+
+async def still_listed(
+    backend: SandboxBackend, labels: Mapping[str, str], *, within_s: float = 10.0, every_s: float = 0.5
+) -> list[str]:
+    """Ids that the service lists after a sweep; waits a little, since AGS is reported to end sandboxes at leisure.
+
+    Raises:
+        SandboxError: the service cannot list.
+    """
+    deadline_s = time.monotonic() + within_s
+    while (listed := await backend.list_ids(labels=labels)) and time.monotonic() + every_s < deadline_s:
+        await asyncio.sleep(every_s)
+    return listed

@@ -1,0 +1,83 @@
+"""Before anything is created: the form of key and domain, and whether the service can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import time
+from urllib.parse import urlsplit
+
+from verl_ext.check.findings import FAILED, OK, WARNING, Finding
+from verl_ext.errors import SandboxError
+from verl_ext.sandbox.interface import SandboxBackend
+from verl_ext.sandbox.ledger import RUN_LABEL
+from verl_ext.settings import Settings
+
+_AGS_DOMAIN = re.compile(r"[a-z]+-[a-z]+(-\d+)?\.tencentags\.com")
+_CONNECT_TIMEOUT_S = 10.0
+
+
+def check_forms(settings: Settings) -> Finding:
+    """Whether key and domain look like one service's. What is wrong is named; no part of the key is shown.
+
+    Source: E2B's keys are e2b_<hex> (e2b 2.25.0, connection_config.py); AGS's begin with ark_ (public user reports).
+    """
+    if settings.backend == "local":
+        return Finding("settings", OK, "no key: sandboxes run on this machine")
+    key = settings.e2b_api_key.reveal() if settings.e2b_api_key else ""
+    domain = settings.e2b_domain
+    if settings.e2b_api_url:
+        return Finding("settings", OK, f"E2B_API_URL {settings.e2b_api_url} stands in for the domain")
+    is_ags = domain.endswith("tencentags.com")
+    if is_ags and not _AGS_DOMAIN.fullmatch(domain):
+        cure = "AGS has one domain a region: <region>.tencentags.com, for example ap-guangzhou.tencentags.com"
+        return Finding("settings", FAILED, f"E2B_DOMAIN is {domain}: {cure}")
+    if is_ags and key.startswith("e2b_"):
+        cure = "take a key from the AGS console, or set E2B_DOMAIN=e2b.app"
+        return Finding("settings", FAILED, f"E2B_API_KEY begins with e2b_, which is E2B's, but E2B_DOMAIN is AGS's: {cure}")
+    if domain == "e2b.app" and not re.fullmatch(r"e2b_[0-9a-f]+", key):
+        cure = "E2B's keys are e2b_ and hexadecimal digits; an AGS key needs E2B_DOMAIN=<region>.tencentags.com"
+        return Finding("settings", FAILED, f"E2B_API_KEY is no key of E2B, but E2B_DOMAIN is e2b.app: {cure}")
+    if is_ags and not key.startswith("ark_"):
+        return Finding("settings", WARNING, "E2B_API_KEY does not begin with ark_ as AGS's are reported to: see below")
+    return Finding("settings", OK, f"a key for {domain}")
+
+
+async def check_reach(settings: Settings, local_url: str | None) -> Finding:
+    """Whether a connection to the control plane can be made, and what is in the way."""
+    url = local_url or settings.e2b_api_url or f"https://api.{settings.e2b_domain}"
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    loop, began_s = asyncio.get_running_loop(), time.monotonic()
+    try:
+        await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        cure = "check E2B_DOMAIN (the region too) and this machine's DNS"
+        return Finding("reach", FAILED, f"{host} has no address ({error.strerror or error}): {cure}")
+    try:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            tls = parts.scheme == "https"
+            _, writer = await asyncio.open_connection(host, port, ssl=tls, server_hostname=host if tls else None)
+    except (OSError, TimeoutError) as error:
+        cure = "a firewall or a proxy may be in the way (HTTPS_PROXY), or the service is down"
+        return Finding("reach", FAILED, f"{host}:{port} does not answer ({type(error).__name__}: {error}): {cure}")
+    elapsed_s = time.monotonic() - began_s
+    writer.close()
+    return Finding("reach", OK, f"{host}:{port} in {elapsed_s * 1e3:.0f} ms", {"connect_s": elapsed_s})
+
+
+async def check_key(backend: SandboxBackend) -> Finding:
+    """Whether the service takes the key, and what lives on the account already."""
+    try:
+        listed = await backend.list_labels(labels={})
+    except SandboxError as error:
+        return Finding("key", FAILED, str(error))
+    numbers = {"alive": float(len(listed))}
+    if not listed:
+        return Finding("key", OK, "accepted; nothing is alive on the account", numbers)
+    runs = sorted({labels[RUN_LABEL] for labels in listed.values() if RUN_LABEL in labels})
+    text = f"accepted; {len(listed)} sandboxes are alive and take places"
+    if runs:
+        text += f", of runs {', '.join(runs[:5])}: if one is over, `invoke clean-sandboxes --run {runs[0]}`"
+    return Finding("key", WARNING, text, numbers)
