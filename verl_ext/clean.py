@@ -68,7 +68,7 @@ async def clean(settings: Settings, run_id: str, run_dir: Path, *, local_url: st
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="invoke clean-sandboxes", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="invoke clean-sandboxes", description="End what a run left.")
     parser.add_argument("--run", required=True, help="id of the run: a folder's name in runs/ under the data root")
     parser.add_argument("--json", action="store_true", help="the counts as JSON")
     options = parser.parse_args(arguments)

@@ -104,7 +104,7 @@ def roll_out(
     tries = retried = 0
     while (lost := Lost.of(output)).rows:
         too_many = lost.ratio > policy.max_ratio
-        if validation and tries >= policy.validation_retries or not validation and not (too_many and policy.pauses):
+        if (validation and tries >= policy.validation_retries) or (not validation and not (too_many and policy.pauses)):
             break
         if too_many and policy.pauses and not wait_for_service(lost.cause):
             break

@@ -95,7 +95,7 @@ VARIABLES: tuple[Variable, ...] = (
              "5", unit="per second", parse=parse_number(0.01, whole=False)),
     Variable("VERL_EXT_SANDBOX_SHARE", "share of the three limits above that one run takes; two runs: 0.5 each", "1",
              unit="0 to 1", parse=parse_number(0.001, whole=False)),
-    Variable("VERL_EXT_SANDBOX_QUOTA_RELEASE_S", "how long the account counts a killed sandbox (see check-sandbox)", "0",
+    Variable("VERL_EXT_SANDBOX_QUOTA_RELEASE_S", "how long the account counts a killed sandbox (check-sandbox)", "0",
              unit="s", parse=parse_number(0, whole=False)),
     Variable("VERL_EXT_SANDBOX_MODE", "sandbox: one a trajectory; context: several share one (files, CPU, memory too)",
              "sandbox", unit="sandbox|context", parse=parse_one_of("sandbox", "context")),

@@ -118,19 +118,19 @@ class AgsAgentLoopManager(AgentLoopManager):
         numbers = PoolReport.merged(workers).summary()
         if _broker is not None:
             with contextlib.suppress(RayError):  # started anew this moment; the next step has them
-                now = ray.get(_broker.handle.numbers.remote(), timeout=10)
+                now: Any = ray.get(_broker.handle.numbers.remote(), timeout=10)
                 numbers |= {f"{name}/now": value for name, value in now.items()}
         return numbers
 
     def _probe(self) -> str:
-        """"" if the service gives a sandbox that runs code, else what is wrong."""
+        """What is wrong with the service; "" if it gives a sandbox that runs code."""
         return ray.get(self.agent_loop_workers[0].probe_sandbox.remote())
 
     def close_sandboxes(self) -> dict[str, float]:
         """End every sandbox of every worker; a worker that died is left to the sweep."""
         closing = [worker.close_sandboxes.remote() for worker in self.agent_loop_workers]
         done, _ = ray.wait(closing, num_returns=len(closing), timeout=60)
-        results = []
+        results: list[dict[str, float]] = []
         for reference in done:
             try:
                 results.append(ray.get(reference))

@@ -52,7 +52,7 @@ class LoopRecord:
     """What the agent loop knows of a trajectory when it ends; travels as JSON in verl's extra fields.
 
     Attributes:
-        stop_reason: answered, length, turns, aborted or infra_failed.
+        stop_reason: answered, length, turns, aborted, deadline or infra_failed.
         infra_error: why the trajectory is masked, or "".
     """
 

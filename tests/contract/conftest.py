@@ -8,12 +8,15 @@ VERL_EXT_REQUIRE_E2B=1, which CI sets so that a lost secret is a failure and not
 from __future__ import annotations
 
 import asyncio
+import time
+import types
 import json
 import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,3 +78,38 @@ async def labels(backend: SandboxBackend) -> AsyncIterator[dict[str, str]]:
     mine = {RUN_LABEL: f"contract-{uuid.uuid4().hex}"}
     yield mine
     await sweep(backend, mine)
+
+
+@pytest.fixture
+def fresh_verl_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Our loop is registered, with its class state to be built anew, and verl's own event loops are closed at the end.
+
+    verl's initialize_tools_from_config makes an event loop and never closes it: we do, it would warn.
+    """
+    import yaml
+    from omegaconf import OmegaConf
+    from verl.experimental.agent_loop import agent_loop as verl_agent_loop
+    from verl.tools.utils import tool_registry
+
+    from verl_ext.agent_loop.loop import CodeInterpreterLoop
+    from verl_ext.compose import CONFIG_DIR
+
+    made: list[asyncio.AbstractEventLoop] = []
+
+    class Watched(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            return getattr(asyncio, name)
+
+        def new_event_loop(self) -> asyncio.AbstractEventLoop:
+            made.append(asyncio.new_event_loop())
+            return made[-1]
+
+    monkeypatch.setattr(tool_registry, "asyncio", Watched("asyncio"))
+    monkeypatch.setattr(CodeInterpreterLoop, "_class_initialized", False)
+    [entry] = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
+    monkeypatch.setitem(verl_agent_loop._agent_loop_registry, entry["name"], OmegaConf.create(entry))
+    yield
+    for each in made:
+        while each.is_running():
+            time.sleep(0.001)
+        each.close()

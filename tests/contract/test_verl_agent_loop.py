@@ -9,7 +9,6 @@ Not covered: the Ray actor around the worker and a real engine (tests/e2e does b
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import types
 import warnings
@@ -17,32 +16,39 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import yaml
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of verl's own imports
     pytest.importorskip("verl", reason="verl is not installed here")
-    import torch
     from omegaconf import OmegaConf
     from verl.experimental.agent_loop import agent_loop as verl_agent_loop
     from verl.experimental.agent_loop.tool_agent_loop import ToolAgentLoop
     from verl.experimental.agent_loop.tool_parser import HermesToolParser
-    from verl.experimental.reward import RewardManagerWorker
     from verl.protocol import DataProto
     from verl.tools.base_tool import BaseTool
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
     from verl.tools.utils import tool_registry
-    from verl.workers.rollout.replica import TokenOutput
+    from verl_worker import (
+        ANSWER,
+        EOS,
+        PROMPT,
+        QUESTION,
+        RESPONSE,
+        ScriptedEngine,
+        Worker,
+        call,
+        make_config,
+        make_prompts,
+    )
 
     from verl_ext.agent_loop import loop as our_loop
     from verl_ext.agent_loop.loop import CodeInterpreterLoop
-    from verl_ext.agent_loop.worker import SandboxedAgentLoopWorker, _Colocated
     from verl_ext.rollout import LOOP_FIELDS, take_records
     from verl_ext.tools import code_interpreter
 
-from verl_ext.compose import CONFIG_DIR, compose, resolve
+from verl_ext.compose import CONFIG_DIR
 from verl_ext.errors import DataError, SandboxUnavailableError
 from verl_ext.sandbox import lifecycle
 from verl_ext.sandbox.fake import FakeBackend, FaultScript
@@ -50,106 +56,16 @@ from verl_ext.sandbox.pool import SessionPool
 from verl_ext.trajectory import read_records
 
 TOOL_FILE = CONFIG_DIR / "tool" / "code_interpreter.yaml"
-QUESTION = [{"role": "user", "content": "What is 6 * 7?"}]
-ANSWER = r"The answer is \boxed{42}."
-PROMPT, RESPONSE = 1536, 1024
-EOS = "<|im_end|>"
-
-
-def call(code: str, name: str = "code_interpreter") -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': {'code': code}})}\n</tool_call>"
-
-
-class ScriptedEngine:
-    """Stands for verl's server manager: each trajectory gets its turns in order; -0.5 is every log-prob.
-
-    A turn is text (ended by the eos token), or ids as they are.
-    """
-
-    def __init__(self, tokenizer: Any, scripts: Sequence[Sequence[str | list[int]]]) -> None:
-        self.tokenizer = tokenizer
-        self.scripts = [list(script) for script in scripts]
-        self.prompts: list[list[int]] = []
-        self._script_of: dict[str, list[str | list[int]]] = {}
-
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict, **_: Any) -> TokenOutput:
-        await asyncio.sleep(0)
-        script = self._script_of.setdefault(request_id, self.scripts[len(self._script_of) % len(self.scripts)])
-        self.prompts.append(list(prompt_ids))
-        turn = script.pop(0)
-        ids = turn if isinstance(turn, list) else self.tokenizer.encode(turn + EOS, add_special_tokens=False)
-        sampling_params["changed"] = "by the engine"  # verl's server pops from it
-        return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids) if sampling_params.get("logprobs") else None)
-
-
-class Worker(SandboxedAgentLoopWorker):
-    """Our worker, which is verl's, with what their __init__ would make, but no Ray."""
-
-    def __init__(self, config: Any, tokenizer: Any, engine: ScriptedEngine, pool: SessionPool) -> None:
-        self.config = config
-        self.tokenizer = tokenizer
-        self.processor = None
-        self.server_manager = engine
-        self._pool = pool
-        self.reward_router_address = None
-        manager = RewardManagerWorker.__ray_metadata__.modified_class.__new__(
-            RewardManagerWorker.__ray_metadata__.modified_class
-        )
-        manager.config = config
-        manager.reward_router_address = None
-        manager._init_reward_fn = types.MethodType(lambda self: None, manager)
-        from verl.experimental.reward.reward_loop.naive import NaiveRewardLoopManager
-
-        from recipe.retool.reward import compute_score
-
-        manager.reward_loop = NaiveRewardLoopManager(config, tokenizer, compute_score, None, None)
-        made = types.SimpleNamespace(__ray_metadata__=types.SimpleNamespace(modified_class=lambda: manager))
-        self.reward_manager_worker = _Colocated(made).options(name="x").remote()
 
 
 @pytest.fixture(scope="module")
 def config() -> Any:
-    sizes = {
-        "data.max_prompt_length": PROMPT,
-        "data.max_response_length": RESPONSE,
-        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": 5,
-        "actor_rollout_ref.rollout.multi_turn.max_parallel_calls": 4,
-        "actor_rollout_ref.model.path": "/nowhere",
-        "verl_ext.run_id": "r",
-        "verl_ext.run_dir": "/nowhere",
-        "verl_ext.config_dir": CONFIG_DIR,
-    }
-    return resolve(compose("smoke", "cpu", [f"{key}={value}" for key, value in sizes.items()]))
+    return make_config()
 
 
 @pytest.fixture(autouse=True)
-def _verls_loops_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """verl's initialize_tools_from_config makes an event loop and never closes it: we do, it would warn."""
-    made: list[asyncio.AbstractEventLoop] = []
-
-    class Watched(types.ModuleType):
-        def __getattr__(self, name: str) -> Any:
-            return getattr(asyncio, name)
-
-        def new_event_loop(self) -> asyncio.AbstractEventLoop:
-            made.append(asyncio.new_event_loop())
-            return made[-1]
-
-    monkeypatch.setattr(tool_registry, "asyncio", Watched("asyncio"))
-    yield
-    for each in made:
-        while each.is_running():
-            time.sleep(0.001)
-        each.close()
-
-
-@pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each test builds the loop's class state anew, and leaves verl's registry as it was."""
-    monkeypatch.setattr(CodeInterpreterLoop, "_class_initialized", False)
+def _fresh(fresh_verl_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "_BACKOFF_BASE_S", 0.01)
-    [entry] = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
-    monkeypatch.setitem(verl_agent_loop._agent_loop_registry, entry["name"], OmegaConf.create(entry))
 
 
 class Rollout:
@@ -166,30 +82,13 @@ class Rollout:
     def set(self, key: str, value: Any) -> None:
         OmegaConf.update(self.config, key, value)
 
-    def prompts(self, count: int) -> DataProto:
-        columns = {
-            "raw_prompt": [QUESTION] * count,
-            "agent_name": ["tool_agent"] * count,
-            "data_source": ["math_dapo"] * count,
-            "reward_model": [{"ground_truth": "42", "style": "rule"}] * count,
-            "extra_info": [{"index": f"p-{number}", "split": "train"} for number in range(count)],
-            "uid": [f"group-{number // 2}" for number in range(count)],
-        }
-        arrays = {}
-        for name, values in columns.items():
-            arrays[name] = np.empty(count, dtype=object)
-            arrays[name][:] = values
-        prompts = DataProto.from_dict(tensors={"dummy": torch.zeros(count, 1)}, non_tensors=arrays)
-        prompts.meta_info = {"global_steps": 3}
-        return prompts
-
     async def batch(self, *scripts: Sequence[str | list[int]]) -> DataProto:
         self.engine = ScriptedEngine(self.tokenizer, scripts)
         pool = SessionPool(self.backend, **{"acquire_timeout_s": 0.2, **self.pool_options})
         code_interpreter.use_sessions(pool.session)
         worker = Worker(self.config, self.tokenizer, self.engine, pool)
         try:
-            return await worker.generate_sequences(self.prompts(len(scripts)))
+            return await worker.generate_sequences(make_prompts(len(scripts)))
         finally:
             code_interpreter.use_sessions(None)
             await pool.aclose()
@@ -200,7 +99,7 @@ class Rollout:
 
     def take(self, output: DataProto) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """The numbers, and the records read back from disk."""
-        taken = take_records(self.prompts(len(output)), output, run_dir=self.run_dir, run_id="r", copies=2)
+        taken = take_records(make_prompts(len(output)), output, run_dir=self.run_dir, run_id="r", copies=2)
         return taken.numbers, list(read_records(self.run_dir))
 
 
@@ -653,7 +552,7 @@ async def test_a_cancelled_rollout_leaves_no_sandbox(rollout: Rollout):
 async def test_the_worker_tells_the_loop_step_and_validation(rollout: Rollout):
     engine = ScriptedEngine(rollout.tokenizer, [[ANSWER]])
     worker = Worker(rollout.config, rollout.tokenizer, engine, SessionPool(rollout.backend))
-    prompts = rollout.prompts(1)
+    prompts = make_prompts(1)
     prompts.meta_info = {"global_steps": 12, "validate": True}
     output = await worker.generate_sequences(prompts)
     assert Trajectory(rollout.tokenizer, output, 0).record.trajectory_id.startswith("val-12-p-0-")
@@ -664,7 +563,7 @@ async def test_the_worker_tells_the_loop_step_and_validation(rollout: Rollout):
 
 async def test_rows_that_verl_added_as_padding_are_not_recorded(rollout: Rollout):
     output = await rollout.batch(*([[ANSWER]] * 4))
-    prompts = rollout.prompts(4)
+    prompts = make_prompts(4)
     prompts.meta_info["validate"] = True
     prompts.non_tensor_batch["uid"][:] = ["a", "b", "c", "a"]
     taken = take_records(prompts, output, run_dir=rollout.run_dir, run_id="r", copies=1)

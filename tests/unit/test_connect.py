@@ -26,9 +26,7 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 def open_pool(tmp_path: Path, *, tool: str | None = str(TOOL), **environ: str):
     settings = Settings.load(environ={"VERL_EXT_ENV_FILE": "/dev/null", **environ})
-    return connect.open_pool(
-        settings, run_dir=tmp_path, run_id="run-1", worker="agent-7", tool_config_path=tool
-    )
+    return connect.open_pool(settings, run_dir=tmp_path, run_id="run-1", worker="agent-7", tool_config_path=tool)
 
 
 async def test_sandboxes_carry_the_run_and_are_in_its_ledger(backend: FakeBackend, tmp_path: Path):

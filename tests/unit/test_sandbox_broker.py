@@ -75,9 +75,7 @@ class Run:
 
     def make(self, again: bool) -> Broker:
         workers = len(self.clients) if again else 0
-        return Broker(
-            self.limits, backend=self.backend, run_id="r", again=again, workers=workers, ledgers=self.folder
-        )
+        return Broker(self.limits, backend=self.backend, run_id="r", again=again, workers=workers, ledgers=self.folder)
 
     def worker(self, name: str) -> SessionPool:
         self.clients[name] = BrokerClient(self.line, name)

@@ -155,7 +155,9 @@ async def test_creates_that_may_work_later_are_tried_again():
         assert (await session.run("1")).results == ("1",)
     assert backend.creates == 4
     retries = {name: count for name, count in pool.metrics.counts.items() if name.startswith("retries/")}
-    assert retries == {f"retries/{name}": 1 for name in ("SandboxQuotaError", "SandboxUnavailableError", "SandboxTimeoutError")}
+    assert retries == {
+        f"retries/{name}": 1 for name in ("SandboxQuotaError", "SandboxUnavailableError", "SandboxTimeoutError")
+    }
 
 
 async def test_creates_that_cannot_work_are_not():

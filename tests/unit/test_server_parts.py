@@ -52,11 +52,35 @@ def test_an_unknown_fault_is_refused_and_an_ordinary_template_has_none() -> None
     assert b"429" in refusal.value.body
 
 
+async def test_a_share_strikes_exactly_so_often_and_evenly() -> None:
+    struck = []
+    for _ in range(100):
+        fault = find_fault("fault-429@0.25+503@0.1")
+        assert fault is not None
+        try:
+            await fault.before_create()
+            struck.append(0)
+        except InjectedError as error:
+            struck.append(error.status)
+    assert struck.count(429) == 25
+    assert 7 <= struck.count(503) <= 10, "a create can be refused once only"
+    assert all(429 in struck[start : start + 4] for start in range(96))
+
+
+async def test_a_delay_and_an_unknown_fault_are_read_from_the_name() -> None:
+    fault = find_fault("fault-vanish:2.5+429@0.5")
+    assert fault is not None
+    assert fault.lives_s == 2.5
+    with pytest.raises(InjectedError, match="400"):
+        find_fault("fault-429+nonsense")
+    assert find_fault("code-interpreter-v1") is None
+
+
 async def test_the_limit_of_ags_is_a_400() -> None:
     fault = find_fault("fault-400-limit")
     assert fault is not None
     with pytest.raises(InjectedError) as refusal:
-        await fault.on_create()
+        await fault.before_create()
     assert refusal.value.status == 400
     assert json.loads(refusal.value.body)["message"].startswith("[LimitExceeded.SandboxInstance]")
 

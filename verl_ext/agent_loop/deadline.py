@@ -37,6 +37,11 @@ class Deadline:
         self.passed = "the step" if time.monotonic() >= self._step_ends_s else "the trajectory"
         await self._timeout.__aexit__(kind, error, trace)
 
+    @property
+    def expired(self) -> bool:
+        """Whether one has passed and ended the block."""
+        return self._timeout.expired()
+
     @contextlib.contextmanager
     def only_the_steps(self) -> Iterator[None]:
         """Let the trajectory's own deadline rest: a call has a deadline itself, and may have to wait before it."""

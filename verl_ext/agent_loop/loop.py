@@ -118,10 +118,14 @@ class CodeInterpreterLoop(AgentLoopBase):
                 if await self._open_tools(state):
                     await self._converse(state, sampling_params)
         except TimeoutError:
+            if not deadline.expired:
+                raise
             state.fail("deadline", f"the deadline of {deadline.passed} passed")
         finally:
             # Within bounds too: what ends a sandbox goes on by itself if nobody waits for it.
-            releases = [self._release(name, instance_id, trajectory_id) for name, instance_id in state.instances.items()]
+            releases = [
+                self._release(name, instance_id, trajectory_id) for name, instance_id in state.instances.items()
+            ]
             await asyncio.gather(*releases)
         return self._output(state)
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import asdict
 
 from verl_ext.check import account, limits
@@ -33,14 +33,23 @@ _MARKS = {OK: "[green]ok[/]", WARNING: "[yellow]warning[/]", FAILED: "[red]faile
 
 
 async def findings(
-    backend: E2BBackend, settings: Settings, local_url: str | None, labels: dict[str, str], max_probe: int, max_rate: int
-) -> AsyncIterator[Finding]:
+    backend: E2BBackend,
+    settings: Settings,
+    local_url: str | None,
+    labels: dict[str, str],
+    max_probe: int,
+    max_rate: int,
+) -> AsyncGenerator[Finding]:
     """One after another; ends at the first failure after which the rest would fail alike."""
     forms = account.check_forms(settings)
     yield forms
     if forms.status == FAILED:
         return
-    for part in (account.check_reach(settings, local_url), account.check_key(backend), one.check_cycles(backend, labels)):
+    for part in (
+        account.check_reach(settings, local_url),
+        account.check_key(backend),
+        one.check_cycles(backend, labels),
+    ):
         found = await part
         yield found
         if found.status == FAILED:
@@ -52,7 +61,7 @@ async def findings(
     yield await limits.check_rate(backend, labels, max_rate)
 
 
-async def _look_at_one(backend: E2BBackend, labels: dict[str, str]) -> AsyncIterator[Finding]:
+async def _look_at_one(backend: E2BBackend, labels: dict[str, str]) -> AsyncGenerator[Finding]:
     for name, look in (("behaviour", one.check_behaviour), ("packages", one.check_packages), ("size", one.check_size)):
         try:
             sandbox = await backend.create(labels=labels, ttl_s=one.TTL_S)
@@ -87,7 +96,9 @@ async def _clean(backend: E2BBackend, labels: dict[str, str]) -> Finding:
     except SandboxError as error:
         return Finding("cleaning", WARNING, f"what the check made could not be seen; it ends by itself: {error}")
     if report.failed:
-        return Finding("cleaning", WARNING, f"{len(report.failed)} sandboxes could not be ended; they end by themselves")
+        return Finding(
+            "cleaning", WARNING, f"{len(report.failed)} sandboxes could not be ended; they end by themselves"
+        )
     return Finding("cleaning", OK, "nothing is left of this check")
 
 
@@ -132,7 +143,7 @@ def _service(settings: Settings) -> Iterator[str | None]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="invoke check-sandbox", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="invoke check-sandbox", description="Measure the sandbox service.")
     add = parser.add_argument
     add("--json", action="store_true", help="findings and advice as JSON on standard output")
     add("--max-probe", type=int, default=MAX_PROBE, help="sandboxes to have at once at most; each lives seconds")

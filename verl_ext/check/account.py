@@ -35,7 +35,9 @@ def check_forms(settings: Settings) -> Finding:
         return Finding("settings", FAILED, f"E2B_DOMAIN is {domain}: {cure}")
     if is_ags and key.startswith("e2b_"):
         cure = "take a key from the AGS console, or set E2B_DOMAIN=e2b.app"
-        return Finding("settings", FAILED, f"E2B_API_KEY begins with e2b_, which is E2B's, but E2B_DOMAIN is AGS's: {cure}")
+        return Finding(
+            "settings", FAILED, f"E2B_API_KEY begins with e2b_, which is E2B's, but E2B_DOMAIN is AGS's: {cure}"
+        )
     if domain == "e2b.app" and not re.fullmatch(r"e2b_[0-9a-f]+", key):
         cure = "E2B's keys are e2b_ and hexadecimal digits; an AGS key needs E2B_DOMAIN=<region>.tencentags.com"
         return Finding("settings", FAILED, f"E2B_API_KEY is no key of E2B, but E2B_DOMAIN is e2b.app: {cure}")

@@ -64,7 +64,9 @@ def advise(findings: Sequence[Finding], load: Load, *, is_local: bool = False) -
     if any(finding.status == FAILED for finding in findings):
         return None
     if is_local:
-        return Advice("sandbox", {}, {}, "Sandboxes of a run's own server are bounded by this machine alone: no setting is needed")
+        return Advice(
+            "sandbox", {}, {}, "Sandboxes of a run's own server are bounded by this machine alone: no setting is needed"
+        )
     known: dict[str, float] = {}
     for finding in findings:
         known |= {f"{finding.name}/{name}": value for name, value in finding.numbers.items()}

@@ -46,7 +46,9 @@ async def check_concurrency(backend: SandboxBackend, labels: Mapping[str, str], 
             return [Finding("sandboxes at once", OK, text, numbers)]
         if not isinstance(refused, SandboxQuotaError):
             return [Finding("sandboxes at once", WARNING, f"{len(alive)} at once, then: {refused}", numbers)]
-        at_once = Finding("sandboxes at once", OK, f"{len(alive)} at once, the next is refused", numbers | {"is_cap": 1.0})
+        at_once = Finding(
+            "sandboxes at once", OK, f"{len(alive)} at once, the next is refused", numbers | {"is_cap": 1.0}
+        )
         return [at_once, await _release(backend, labels, alive)]
     finally:
         await asyncio.gather(*(_end(backend, sandbox) for sandbox in alive))
@@ -65,7 +67,9 @@ async def _release(
         except SandboxError:
             await asyncio.sleep(_RETRY_S)
             continue
-        text = f"a killed sandbox's place is free within {waited_s + _RETRY_S:.0f} s" if waited_s > _RETRY_S else "at once"
+        text = (
+            f"a killed sandbox's place is free within {waited_s + _RETRY_S:.0f} s" if waited_s > _RETRY_S else "at once"
+        )
         return Finding("places come back", OK, text, {"quota_release_s": waited_s})
     text = f"not within {wait_s:.0f} s: set VERL_EXT_SANDBOX_QUOTA_RELEASE_S (AGS is reported to take up to 300 s)"
     return Finding("places come back", WARNING, text, {"quota_release_s": wait_s, "is_longer": 1.0})
@@ -101,5 +105,7 @@ async def check_rate(backend: SandboxBackend, labels: Mapping[str, str], bound: 
     await asyncio.gather(*(one(number) for number in range(int(bound * seconds))))
     rate = taken / max(seconds, time.monotonic() - began_s)
     if refused:
-        return Finding("requests", OK, f"about {rate:.0f} a second, then refused", {"requests_per_s": rate, "is_cap": 1.0})
+        return Finding(
+            "requests", OK, f"about {rate:.0f} a second, then refused", {"requests_per_s": rate, "is_cap": 1.0}
+        )
     return Finding("requests", OK, f"{rate:.0f} a second were taken; {bound} were tried", {"requests_per_s": rate})

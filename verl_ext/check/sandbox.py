@@ -18,13 +18,14 @@ CYCLES, RUNS = 3, 8
 MAX_CONTEXTS = 8
 _SIZE = """
 import json as _j, os as _o
-_m = [int(l.split()[1]) // 1024 for l in open('/proc/meminfo') if l.split(':')[0] in ('MemTotal', 'MemAvailable')]
+_m = [int(l.split()[1]) // 1024 for l in open('/proc/meminfo') if l.startswith('MemTotal')]
 try:
     _c = int(open('/sys/fs/cgroup/memory.max').read()) >> 20
 except (OSError, ValueError):
     _c = 0
 _r = [int(l.split()[1]) // 1024 for l in open('/proc/self/status') if l.startswith('VmRSS')]
-print(_j.dumps({'cpus': len(_o.sched_getaffinity(0)), 'total': _m[0], 'free': _m[1], 'cgroup': _c, 'rss': (_r or [0])[0]}))
+_n = len(_o.sched_getaffinity(0))
+print(_j.dumps({'cpus': _n, 'total': _m[0], 'cgroup': _c, 'rss': (_r or [0])[0]}))
 """
 
 
@@ -57,16 +58,22 @@ async def check_behaviour(sandbox: Sandbox) -> list[Finding]:
     """State between calls, output while code runs, and what a deadline leaves behind."""
     await sandbox.run_code("x = 20", timeout_s=RUN_TIMEOUT_S)
     kept = (await sandbox.run_code("x + 1", timeout_s=RUN_TIMEOUT_S)).results == ("21",)
-    state = Finding("state", OK, "kept between calls") if kept else Finding(
-        "state", FAILED, "variables are lost between calls: is the template a code interpreter?"
+    state = (
+        Finding("state", OK, "kept between calls")
+        if kept
+        else Finding("state", FAILED, "variables are lost between calls: is the template a code interpreter?")
     )
     code = "import time\nprint('begun', flush=True)\ntime.sleep(30)"
     began_s = time.monotonic()
     late = await sandbox.run_code(code, timeout_s=2.0)
     took_s = time.monotonic() - began_s
     streams = late.stdout == "begun\n"
-    streaming = Finding("streaming", OK, "output comes while the code runs") if streams else Finding(
-        "streaming", WARNING, "output comes at the end only: of code past its deadline the model will see none"
+    streaming = (
+        Finding("streaming", OK, "output comes while the code runs")
+        if streams
+        else Finding(
+            "streaming", WARNING, "output comes at the end only: of code past its deadline the model will see none"
+        )
     )
     began_s = time.monotonic()
     try:

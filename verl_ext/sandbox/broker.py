@@ -44,11 +44,11 @@ class BrokerGoneError(Exception):
 class BrokerCalls(Protocol):
     """The broker's methods from afar. Each may raise BrokerGoneError."""
 
-    async def acquire_start(self, owner: str, lease_id: str) -> None: ...  # noqa: D102 - see Broker
-    async def try_start(self, owner: str, lease_id: str) -> bool: ...  # noqa: D102
-    async def start_done(self, owner: str, lease_id: str, sandbox_id: str, refused: bool) -> None: ...  # noqa: D102
-    async def release(self, owner: str, lease_id: str) -> None: ...  # noqa: D102
-    async def report(self, owner: str, held: dict[str, str]) -> None: ...  # noqa: D102
+    async def acquire_start(self, owner: str, lease_id: str) -> None: ...
+    async def try_start(self, owner: str, lease_id: str) -> bool: ...
+    async def start_done(self, owner: str, lease_id: str, sandbox_id: str, refused: bool) -> None: ...
+    async def release(self, owner: str, lease_id: str) -> None: ...
+    async def report(self, owner: str, held: dict[str, str]) -> None: ...
 
 
 @dataclass

@@ -176,6 +176,8 @@ async def still_listed(
         SandboxError: the service cannot list.
     """
     deadline_s = time.monotonic() + within_s
-    while (listed := await backend.list_ids(labels=labels)) and time.monotonic() + every_s < deadline_s:
+    while True:
+        listed = await backend.list_ids(labels=labels)
+        if not listed or time.monotonic() + every_s > deadline_s:
+            return listed
         await asyncio.sleep(every_s)
-    return listed

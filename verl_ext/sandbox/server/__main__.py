@@ -45,6 +45,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--max-alive", type=int, help="sandboxes alive at once; more are answered 429")
     add("--quota-release-s", type=float, default=0.0, help="how long a killed sandbox still counts")
     add("--create-rate", type=float, help="creates per second; more are answered 429")
+    add("--create-delay-s", type=float, default=0.0, help="that a create takes at least")
+    add("--execute-delay-s", type=float, default=0.0, help="before the code of an execution begins")
+    add("--request-rate", type=float, help="requests to the control plane per second; more are answered 429")
+    add("--limit-as-400", action="store_true", help="answer a full account as AGS does")
     add("--max-output-bytes", type=int, default=defaults.max_output_bytes, help="of one execution")
     add("--max-execution-s", type=float, default=defaults.max_execution_s, help="then it is interrupted")
     add("--memory-mib", type=int, default=limits.memory_mib, help="of one process; a sandbox may use twice this")
@@ -73,6 +77,10 @@ def options_from(arguments: argparse.Namespace) -> Options:
         max_alive=arguments.max_alive,
         quota_release_s=arguments.quota_release_s,
         create_rate=arguments.create_rate,
+        create_delay_s=arguments.create_delay_s,
+        execute_delay_s=arguments.execute_delay_s,
+        request_rate=arguments.request_rate,
+        limit_as_400=arguments.limit_as_400,
         max_output_bytes=arguments.max_output_bytes,
         max_execution_s=arguments.max_execution_s,
         has_faults=arguments.faults,

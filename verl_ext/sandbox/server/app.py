@@ -16,15 +16,16 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import envd
 from .execution import Execution
-from .faults import Fault, InjectedError, find_fault
+from .faults import DropError, Fault, InjectedError, find_fault, too_many
 from .registry import LimitedError, Registry
 from .sandbox import RefusedError, Sandbox, SandboxGoneError
 
 ENVD_VERSION = "0.5.2"
+_DROP = "verl-ags.drop"
 
 
 class HttpError(Exception):
@@ -42,7 +43,9 @@ class ControlPlane:
         self.registry = registry
 
     def check_key(self, request: Request) -> None:
-        """Refuse a request without the right key."""
+        """Refuse a request without the right key, and one too many."""
+        if not self.registry.may_request():
+            raise HttpError(429, f"more than {self.registry.options.request_rate:g} requests per second")
         key, wanted = request.headers.get("x-api-key"), self.registry.options.api_key
         if not key or (wanted is not None and key != wanted):
             raise HttpError(401, "X-API-KEY is missing or wrong: set E2B_API_KEY")
@@ -62,7 +65,7 @@ class ControlPlane:
         template = str(body.get("templateID") or "code-interpreter-v1")
         fault = find_fault(template) if self.registry.options.has_faults else None
         if fault is not None:
-            await fault.on_create()
+            await fault.before_create()
         try:
             sandbox = await self.registry.create(
                 template=template,
@@ -71,12 +74,14 @@ class ControlPlane:
                 ttl_s=int(body.get("timeout") or self.registry.options.default_ttl_s),
             )
         except LimitedError as exc:
-            raise HttpError(429, str(exc)) from exc
+            raise too_many() if self.registry.options.limit_as_400 else HttpError(429, str(exc)) from exc
         except (RefusedError, SandboxGoneError, ConnectionError) as exc:
             raise HttpError(500, f"the sandbox could not be started: {exc}") from exc
         sandbox.faults = fault
         if fault is not None and fault.lives_s is not None:
             sandbox.vanish_task = asyncio.create_task(self._vanish(sandbox, fault.lives_s))
+        if fault is not None:
+            await fault.after_create()
         return JSONResponse(self.describe_access(sandbox), 201)
 
     async def _vanish(self, sandbox: Sandbox, after_s: float) -> None:
@@ -117,7 +122,10 @@ class ControlPlane:
 
     async def kill(self, request: Request) -> Response:
         """DELETE /sandboxes/{id}."""
-        await self.registry.kill(self.find(request).id)
+        sandbox = self.find(request)
+        if sandbox.faults is not None:
+            sandbox.faults.before_kill()
+        await self.registry.kill(sandbox.id)
         return Response(status_code=204)
 
     async def set_timeout(self, request: Request) -> Response:
@@ -173,7 +181,9 @@ class Interpreter:
         body = await request.json()
         fault: Fault | None = sandbox.faults
         if fault is not None:
-            await fault.on_execute()
+            await fault.before_execute()
+        if self.registry.options.execute_delay_s:
+            await asyncio.sleep(self.registry.options.execute_delay_s)
         language = body.get("language") or "python"
         if language not in ("python", "python3"):
             raise HttpError(400, f"language {language} is not available on the local server: use python")
@@ -181,6 +191,10 @@ class Interpreter:
         env = {str(k): str(v) for k, v in (body.get("env_vars") or {}).items()}
         self.registry.count_execution(sandbox)
         execution = Execution(sandbox, context, str(body.get("code") or ""), env, self.registry.options)
+        if fault is not None and fault.drops_after_execute():
+            async for _ in execution.lines():
+                continue
+            raise DropError
         watcher = asyncio.create_task(_hang_up_on_disconnect(receive, execution))
         try:
             headers = [(b"content-type", b"application/x-ndjson"), (b"x-accel-buffering", b"no")]
@@ -275,7 +289,10 @@ def _error(status: int, message: str) -> Response:
     return JSONResponse({"code": status, "message": message}, status)
 
 
-async def _on_error(_request: Request, exc: Exception) -> Response:
+async def _on_error(request: Request, exc: Exception) -> Response:
+    if isinstance(exc, DropError):
+        request.scope[_DROP]()
+        return Response(status_code=500)  # nobody hears it
     if isinstance(exc, InjectedError):
         return Response(exc.body, exc.status, headers=exc.headers, media_type=exc.media_type)
     if isinstance(exc, HttpError | envd.EnvdError):
@@ -287,7 +304,7 @@ async def _on_error(_request: Request, exc: Exception) -> Response:
     return _error(400, f"the request is malformed: {exc}")
 
 
-def build_app(registry: Registry) -> Starlette:
+def build_app(registry: Registry) -> ASGIApp:
     """The server's application."""
     plane, interpreter = ControlPlane(registry), Interpreter(registry)
     routes = [
@@ -308,6 +325,18 @@ def build_app(registry: Registry) -> Starlette:
         Route("/contexts/{id}/restart", interpreter.restart_context, methods=["POST"]),
         *envd.routes(registry),
     ]
-    kinds: list[Any] = [InjectedError, HttpError, envd.EnvdError, SandboxGoneError, RefusedError]
+    kinds: list[Any] = [InjectedError, DropError, HttpError, envd.EnvdError, SandboxGoneError, RefusedError]
     kinds += [json.JSONDecodeError, KeyError, ValueError, TypeError]
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _on_error))
+    return _Droppable(Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _on_error)))
+
+
+class _Droppable:
+    """Gives each request a way to break its connection, for which ASGI has no word."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle: Any = getattr(send, "__self__", None)  # uvicorn's
+        scope[_DROP] = lambda: cycle.transport.abort()
+        await self._app(scope, receive, send)

@@ -16,6 +16,10 @@ class Options:
         warm: sandboxes kept ready.
         max_alive: sandboxes alive at once; None for no bound.
         quota_release_s: seconds for which a killed sandbox still counts against `max_alive`.
+        create_delay_s: seconds that a create takes at least; the sandbox counts from their beginning.
+        execute_delay_s: seconds before the code of an execution begins.
+        request_rate: requests per second to the control plane beyond which 429 is answered; None for no bound.
+        limit_as_400: answer a full account as AGS does, with 400 [LimitExceeded.SandboxInstance].
         create_rate: creates per second beyond which 429 is answered; None for no bound.
         max_output_bytes: output of one execution that is sent; the rest is dropped and the cut stated.
         max_execution_s: seconds after which an execution is interrupted.
@@ -31,6 +35,10 @@ class Options:
     max_alive: int | None = None
     quota_release_s: float = 0.0
     create_rate: float | None = None
+    create_delay_s: float = 0.0
+    execute_delay_s: float = 0.0
+    request_rate: float | None = None
+    limit_as_400: bool = False
     max_output_bytes: int = 1 << 20
     max_execution_s: float = 900.0
     default_ttl_s: int = 300

@@ -39,6 +39,7 @@ class Registry:
         self._claims = 0
         self._held: deque[float] = deque()
         self._create_times: deque[float] = deque()
+        self._request_times: deque[float] = deque()
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = False
@@ -58,6 +59,8 @@ class Registry:
         self._check_limits()
         self._claims += 1
         try:
+            if self.options.create_delay_s:
+                await asyncio.sleep(self.options.create_delay_s)
             sandbox = await self._take()
         finally:
             self._claims -= 1
@@ -95,12 +98,27 @@ class Registry:
         while self._held and self._held[0] <= now:
             self._held.popleft()
         if options.max_alive is not None and len(self.live) + self._claims + len(self._held) >= options.max_alive:
+            self.counts["refused"] += 1
             raise LimitedError(f"maximum number of concurrent sandboxes ({options.max_alive}) reached")
         while self._create_times and self._create_times[0] <= now - 1.0:
             self._create_times.popleft()
         if options.create_rate is not None and len(self._create_times) >= options.create_rate:
+            self.counts["refused"] += 1
             raise LimitedError(f"more than {options.create_rate:g} creates per second")
         self._create_times.append(now)
+
+    def may_request(self) -> bool:
+        """Whether one more request to the control plane is within its rate; counts it if so."""
+        rate, now = self.options.request_rate, time.monotonic()
+        if rate is None:
+            return True
+        while self._request_times and self._request_times[0] <= now - 1.0:
+            self._request_times.popleft()
+        if len(self._request_times) >= rate:
+            self.counts["refused"] += 1
+            return False
+        self._request_times.append(now)
+        return True
 
     async def kill(self, sandbox_id: str, *, cause: str = "killed", reason: str = "it was killed") -> bool:
         """End a sandbox; False if there is none of that name."""
@@ -173,6 +191,7 @@ class Registry:
         if label is None:
             processes = len(self._all)
             answer |= {"warm": len(self._warm), "ending": processes - len(self.live) - len(self._warm)}
+            answer["refused"] = self.counts["refused"]
             answer["isolation"] = str(self.fork_server.tier)
         return answer
 
