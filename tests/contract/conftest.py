@@ -8,11 +8,11 @@ VERL_EXT_REQUIRE_E2B=1, which CI sets so that a lost secret is a failure and not
 from __future__ import annotations
 
 import asyncio
-import time
-import types
 import json
 import subprocess
 import sys
+import time
+import types
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path

@@ -177,14 +177,16 @@ async def test_creates_that_fail_now_and_then_cost_nothing_but_time(fault: str, 
     result = await rollouts.batch(f"fault-{fault}@0.4", acquire_timeout_s=60.0)
     result.check()
     assert result.lost == 0
-    assert result.totals.get(PASSING[fault], 0) > 0
+    if rollouts.mode == "sandbox":  # in the other there may be no more than two creates
+        assert result.totals[PASSING[fault]] > 0
 
 
 async def test_a_create_that_is_accepted_and_never_answered_is_given_up_and_its_sandbox_ended(rollouts: Rollouts):
     result = await rollouts.batch("fault-hang-create@0.5", count=8, create_timeout_s=1.5)
     result.check(8)
     assert result.lost == 0
-    assert result.totals["retries/SandboxTimeoutError"] > 0
+    if rollouts.mode == "sandbox":
+        assert result.totals["retries/SandboxTimeoutError"] > 0
 
 
 @pytest.mark.parametrize("fault", ["429", "400-limit", "503", "500-html", "drop-before-create", "hang-create"])
@@ -246,7 +248,8 @@ async def test_a_call_that_always_breaks_costs_the_batch_and_nothing_hangs(rollo
 
 
 async def test_kills_that_fail_are_tried_again_and_the_rest_is_swept_by_the_run(rollouts: Rollouts):
-    result = await rollouts.batch("fault-500-kill@0.7", count=12)
+    # A sandbox that could not be killed keeps its place until its time to live is over.
+    result = await rollouts.batch("fault-500-kill@0.7", count=12, ttl_s=3)
     result.check(12)
     assert result.lost == 0
     backend = rollouts.backend
@@ -302,26 +305,30 @@ async def test_the_trajectorys_deadline_does_not_count_the_wait_for_a_sandbox(ro
     result = await rollouts.batch("fault-slow-create:1.5", count=8, max_alive=1, contexts=1)
     result.check(8)
     assert result.lost == 0, "the last ones waited for 10 s and more"
-    assert max(result.report.durations["wait_s"]) > 4
+    if rollouts.mode == "sandbox":
+        assert max(result.report.durations["wait_s"]) > 4
 
 
-def test_a_new_event_loop_finds_the_pool_as_good_as_new(server: RunningServer, byte_tokenizer: Any, tmp_path: Path):
+async def test_a_new_event_loop_finds_the_pool_as_good_as_new(
+    server: RunningServer, byte_tokenizer: Any, tmp_path: Path
+):
     rollouts = Rollouts(server, byte_tokenizer, "sandbox", tmp_path)
     pool = rollouts.open()
     for _ in range(2):
-        output = asyncio.run(rollouts.generate([SCRIPT] * COUNT, timeout_s=60))
+        # In a thread, for asyncio.run would take this test's loop away.
+        output = await asyncio.to_thread(asyncio.run, rollouts.generate([SCRIPT] * COUNT, timeout_s=60))
         Result(output, pool.metrics.report(), pool.metrics.totals()).check()
         code_interpreter.use_sessions(None)
-    asyncio.run(rollouts.close())
-    assert asyncio.run(rollouts.alive()) == 0
+    await rollouts.close()
+    assert await rollouts.alive() == 0
 
 
 @pytest.mark.parametrize("mode", ["sandbox", "context"])
-def test_places_that_come_back_late_are_waited_for(mode: str, byte_tokenizer: Any, tmp_path: Path):
+async def test_places_that_come_back_late_are_waited_for(mode: str, byte_tokenizer: Any, tmp_path: Path):
     late = ["--max-alive", "3", "--quota-release-s", "1.5", "--limit-as-400"]
     with start_server(late) as server:
         rollouts = Rollouts(server, byte_tokenizer, mode, tmp_path)
-        result = asyncio.run(rollouts.batch("code-interpreter-v1", count=9))
+        result = await rollouts.batch("code-interpreter-v1", count=9)
         result.check(9)
         assert result.lost == 0
         stats = server.stats()
@@ -330,12 +337,12 @@ def test_places_that_come_back_late_are_waited_for(mode: str, byte_tokenizer: An
 
 
 @pytest.mark.parametrize("mode", ["sandbox", "context"])
-def test_known_lateness_is_waited_for_without_one_refusal(mode: str, byte_tokenizer: Any, tmp_path: Path):
+async def test_known_lateness_is_waited_for_without_one_refusal(mode: str, byte_tokenizer: Any, tmp_path: Path):
     late = ["--max-alive", "3", "--quota-release-s", "1.0", "--limit-as-400"]
     with start_server(late) as server:
         rollouts = Rollouts(server, byte_tokenizer, mode, tmp_path)
         limits = limiter.Limits(max_alive=3, max_starting=3, quota_release_s=1.2)
-        result = asyncio.run(rollouts.batch("code-interpreter-v1", count=9, limiter=limiter.LocalLimiter(limits)))
+        result = await rollouts.batch("code-interpreter-v1", count=9, limiter=limiter.LocalLimiter(limits))
         result.check(9)
         assert (result.lost, server.stats()["refused"]) == (0, 0)
 

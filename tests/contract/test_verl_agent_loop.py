@@ -9,10 +9,8 @@ Not covered: the Ray actor around the worker and a real engine (tests/e2e does b
 from __future__ import annotations
 
 import asyncio
-import time
-import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,7 +27,6 @@ with warnings.catch_warnings():
     from verl.protocol import DataProto
     from verl.tools.base_tool import BaseTool
     from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
-    from verl.tools.utils import tool_registry
     from verl_worker import (
         ANSWER,
         EOS,
@@ -44,7 +41,6 @@ with warnings.catch_warnings():
     )
 
     from verl_ext.agent_loop import loop as our_loop
-    from verl_ext.agent_loop.loop import CodeInterpreterLoop
     from verl_ext.rollout import LOOP_FIELDS, take_records
     from verl_ext.tools import code_interpreter
 
