@@ -103,9 +103,9 @@ class AgsAgentLoopManager(AgentLoopManager):
             copies=rollout.val_kwargs.n if validation else rollout.n,
         )
         numbers = {**taken.numbers, "retried": float(retried), "record_s": time.monotonic() - started_s}
-        prefix = "val-agent" if validation else "agent"
-        _pending.update({f"{prefix}/{name}": value for name, value in numbers.items()})
-        _pending.update({f"sandbox/{name}": value for name, value in self._sandbox_numbers().items()})
+        prefix = "val-" if validation else ""  # a step may log both
+        _pending.update({f"{prefix}agent/{name}": value for name, value in numbers.items()})
+        _pending.update({f"{prefix}sandbox/{name}": value for name, value in self._sandbox_numbers().items()})
         if validation:
             _lost_in_validation.extend(taken.lost)
         else:

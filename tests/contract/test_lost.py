@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ with warnings.catch_warnings():
     import torch
     from verl.protocol import DataProto
     from verl.trainer.ppo.metric_utils import process_validation_metrics
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
     from verl_ext.agent_loop.loop import RECORD_FIELD
     from verl_ext.lost import (
@@ -163,6 +165,13 @@ def test_a_pause_has_an_end():
 
 
 # --- the curves of a validation
+
+
+def test_verls_own_curves_count_lost_samples_as_wrong():
+    # The fault: a validation knows no mask. When this fails, verl leaves masked samples out itself.
+    source = inspect.getsource(RayPPOTrainer._validate)
+    assert "process_validation_metrics(data_sources, sample_uids, reward_extra_infos_dict)" in source
+    assert "response_mask" not in source
 
 
 def test_lost_samples_are_in_no_curve():

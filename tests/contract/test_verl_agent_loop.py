@@ -9,6 +9,7 @@ Not covered: the Ray actor around the worker and a real engine (tests/e2e does b
 from __future__ import annotations
 
 import asyncio
+import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -654,3 +655,10 @@ def verl_file(name: str) -> Path:
     import verl
 
     return Path(verl.__file__).parent / name
+
+
+def test_verl_waits_for_a_tool_for_ever():
+    # The fault: one call that is never answered stalls the step. When this fails, verl has a deadline of its own.
+    source = inspect.getsource(ToolAgentLoop._call_tool)
+    assert "await tool.execute(" in source
+    assert not any(word in source for word in ("wait_for", "timeout"))

@@ -110,8 +110,8 @@ class SandboxedAgentLoopWorker(verl_agent_loop.AgentLoopWorkerBase):
             waiting = asyncio.create_task(refused.wait())
             try:
                 await asyncio.wait({rollout, waiting}, return_when=asyncio.FIRST_COMPLETED)
-                if not rollout.done() and self._pool.lifecycle.fatal is not None:
-                    raise self._pool.lifecycle.fatal
+                if (fatal := self._pool.lifecycle.fatal) is not None:
+                    raise fatal
                 return await rollout
             finally:
                 waiting.cancel()

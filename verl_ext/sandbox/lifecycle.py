@@ -52,7 +52,7 @@ class SandboxLifecycle:
         ledger: notes creates and kills on disk.
 
     Attributes:
-        fatal: set once the service refused the key or the request: no start can work any more.
+        fatal: set once the service refused the key, or the first request as wrong: no start can work any more.
     """
 
     def __init__(
@@ -170,7 +170,10 @@ class SandboxLifecycle:
         except TimeoutError:
             return "", SandboxTimeoutError("the create was not answered: the service is slow or unreachable")
         except BaseException as error:
-            if isinstance(error, SandboxAuthError | SandboxRequestError):
+            if isinstance(error, SandboxAuthError) or (
+                # A wrong template shows at the first create; later it is one request's fault, not the settings'.
+                isinstance(error, SandboxRequestError) and not self.metrics.counts["created"]
+            ):
                 self._note_fatal(error)
             # Also for a cancellation; a broker far away must hear of it, whatever is cancelled next.
             await asyncio.shield(self.limiter.start_done(lease_id))

@@ -117,6 +117,7 @@ class LeaseBook:
         """
         if lease_id in self.starting:
             return
+        self._forget_waiters(lease_id)  # asked before by a caller that lost its line and asks again
         waiter = _Waiter(next(self._numbers), lease_id, owner, asyncio.get_running_loop().create_future())
         queue = self._retrying if lease_id in self.held else self._waiting.setdefault(owner, deque())
         queue.append(waiter)
