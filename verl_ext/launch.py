@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
 from verl_ext import preflight, resume, runs
+from verl_ext.check.account import admit
 from verl_ext.clean import clean
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
 from verl_ext.sandbox.connect import LEDGERS, run_limits
-from verl_ext.sandbox.ledger import RUN_LABEL, clean_run, read_left_ids
+from verl_ext.sandbox.ledger import RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.settings import Settings
 
@@ -148,7 +149,7 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")
-    _look_at_account(settings, config.verl_ext.run_id, say)
+    admit(settings, config.verl_ext.run_id, say)
     with _sandbox_service(request, settings, run_dir) as server:
         try:
             if server:
@@ -253,34 +254,6 @@ def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> 
     log_path = run_dir / runs.LOGS / "sandbox-server.log"
     with start_server([*options, *request.server_options], log_path=log_path) as server:
         yield server
-
-
-def _look_at_account(settings: Settings, run_id: str, say: Callable[[str], None]) -> None:
-    """Before anything is started: the service takes the key; what an earlier run of this id left is ended.
-
-    Raises:
-        ConfigurationError: it does not.
-    """
-    from verl_ext.check.account import check_key
-    from verl_ext.check.findings import FAILED, OK
-    from verl_ext.sandbox.e2b import E2BBackend
-
-    if settings.backend == "local" and not settings.e2b_api_url:
-        return
-
-    async def look() -> None:
-        backend = E2BBackend.from_settings(settings)
-        try:
-            found = await check_key(backend)
-            if found.status == FAILED:
-                raise ConfigurationError(f"the sandbox service cannot be used: {found.text}")
-            if found.status != OK:
-                say(f"sandbox service: {found.text}")
-            await clean_run(backend, run_id)
-        finally:
-            await backend.aclose()
-
-    asyncio.run(look())
 
 
 def child_environment(**values: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import json
 import os
 import signal
@@ -13,7 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext.check.account import admit
+from verl_ext.errors import ConfigurationError
+from verl_ext.sandbox.e2b import E2BBackend
+from verl_ext.sandbox.ledger import RUN_LABEL
 from verl_ext.sandbox.server.launch import RunningServer, start_server
+from verl_ext.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.server
@@ -95,3 +102,30 @@ def test_an_interrupted_check_leaves_nothing(account: RunningServer):
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert "Traceback" not in errors
     assert account.stats()["alive"] == 0
+
+
+def test_a_run_is_not_admitted_where_the_service_refuses_and_hears_what_lives_there(
+    account: RunningServer, tmp_path: Path
+):
+    def settings(**more: str) -> Settings:
+        return Settings.load(environ=environment(account, **more))
+
+    said: list[str] = []
+
+    async def leave() -> None:
+        backend = E2BBackend.from_settings(settings())
+        for run_id in ("run-1", "run-2"):
+            await backend.create(labels={RUN_LABEL: run_id}, ttl_s=60)
+        await backend.aclose()
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # asyncio.run here would take pytest's loop away
+        threads.submit(admit, settings(), "run-1", said.append).result()
+        assert said == []
+        with pytest.raises(ConfigurationError, match=r"cannot be used: .*E2B_API_KEY"):
+            threads.submit(admit, settings(E2B_API_KEY="wrong-0123456789"), "run-1", said.append).result()
+        threads.submit(lambda: asyncio.run(leave())).result()
+        threads.submit(admit, settings(), "run-1", said.append).result()
+    assert "2 sandboxes are alive" in said[0]
+    assert "--run run-1" in said[0]
+    assert account.stats(**{RUN_LABEL: "run-1"})["alive"] == 0, "what an earlier run of this id left is ended"
+    assert account.stats(**{RUN_LABEL: "run-2"})["alive"] == 1, "another run's is not touched"

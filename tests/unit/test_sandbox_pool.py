@@ -309,6 +309,69 @@ async def test_a_long_session_keeps_its_sandbox_alive():
     assert sandbox.extended == extended
 
 
+# --- sandboxes made before they are asked for
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_sandbox_is_ready_when_the_first_call_comes_and_belongs_to_one_trajectory():
+    backend = FakeBackend(FaultScript(create_delay_s=0.02))
+    pool = SessionPool(backend, ahead=2, max_alive=5)
+    async with pool.session("a") as a, pool.session("b") as b:
+        await until(lambda: len(backend.alive) == 2)
+        await a.run("x = 1")
+        await b.run("x = 2")
+        assert a.sandbox_id != b.sandbox_id
+        assert (await a.run("x")).results == ("1",)
+    assert (backend.creates, len(backend.alive)) == (2, 0), "two trajectories, two sandboxes"
+    assert max(pool.metrics.report().durations["acquire_s"]) < 1
+
+
+async def test_no_more_is_ready_than_there_are_trajectories_without_a_sandbox():
+    backend = FakeBackend(FaultScript(answer=ok))
+    pool = SessionPool(backend, ahead=5, max_alive=10)
+    async with pool.session("a") as a:
+        await until(lambda: backend.alive)
+        await a.run("1")
+        await asyncio.sleep(0.02)
+        assert backend.creates == 1
+    assert not backend.alive
+
+
+async def test_what_was_made_for_a_trajectory_without_a_call_is_ended_with_it():
+    backend = FakeBackend()
+    pool = SessionPool(backend, ahead=1)
+    async with pool.session("a"):
+        await until(lambda: backend.alive)
+    assert not backend.alive
+    assert pool.metrics.left == 0
+
+
+async def test_nothing_is_made_ahead_while_somebody_waits():
+    backend = FakeBackend(FaultScript(answer=ok, max_alive=2))
+    pool = SessionPool(backend, ahead=2, max_alive=2)
+    await asyncio.gather(*(slow(pool, f"t{n}", 0.001) for n in range(40)))
+    assert backend.creates == 40
+    assert pool.metrics.report().summary()["retries"] == 0
+    await pool.aclose()
+    assert not backend.alive
+
+
+async def test_a_create_ahead_that_fails_costs_nobody():
+    backend = FakeBackend(FaultScript(create_errors={1: SandboxUnavailableError("502")}, answer=ok))
+    pool = SessionPool(backend, ahead=1, max_alive=2, acquire_timeout_s=0.001)
+    async with pool.session("a") as a:
+        await until(lambda: backend.creates)
+        await asyncio.sleep(0.01)
+        assert (await a.run("fine")).stdout == "fine"
+    await pool.aclose()
+    assert not backend.alive
+
+
 async def test_the_summary_is_flat_numbers():
     pool = SessionPool(FakeBackend())
     await slow(pool, "t", 0)

@@ -138,6 +138,9 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
             [["verl_ext.sandbox.server", "--host", "127.0.0.1", "--port", "3000", "--isolation", "auto"]],
         ),
         ("settings", {}, [["verl_ext.settings"]]),
+        ("check_sandbox", {}, [["verl_ext.check"]]),
+        ("check_sandbox", {"json": True, "max_probe": "20"}, [["verl_ext.check", "--json", "--max-probe", "20"]]),
+        ("clean_sandboxes", {"run_": "r"}, [["verl_ext.clean", "--run", "r"]]),
     ],
 )  # fmt: skip
 def test_a_task_runs_its_command(name: str, arguments: dict, expected: list[list[str]], context: MockContext):

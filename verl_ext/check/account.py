@@ -6,12 +6,13 @@ import asyncio
 import re
 import socket
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from verl_ext.check.findings import FAILED, OK, WARNING, Finding
-from verl_ext.errors import SandboxError
+from verl_ext.errors import ConfigurationError, SandboxError
 from verl_ext.sandbox.interface import SandboxBackend
-from verl_ext.sandbox.ledger import RUN_LABEL
+from verl_ext.sandbox.ledger import RUN_LABEL, clean_run
 from verl_ext.settings import Settings
 
 _AGS_DOMAIN = re.compile(r"[a-z]+-[a-z]+(-\d+)?\.tencentags\.com")
@@ -83,3 +84,32 @@ async def check_key(backend: SandboxBackend) -> Finding:
     if runs:
         text += f", of runs {', '.join(runs[:5])}: if one is over, `invoke clean-sandboxes --run {runs[0]}`"
     return Finding("key", WARNING, text, numbers)
+
+
+def admit(settings: Settings, run_id: str, say: Callable[[str], None]) -> None:
+    """Before a run starts anything: see that the service takes the key, and end what an earlier run of this id left.
+
+    Args:
+        settings: the service; a server of the run's own is not asked, it is not there yet.
+        run_id: the run.
+        say: told of what lives on the account already.
+
+    Raises:
+        ConfigurationError: the service cannot be reached or refuses the key.
+    """
+    from verl_ext.sandbox.e2b import E2BBackend
+
+    async def look() -> None:
+        backend = E2BBackend.from_settings(settings)
+        try:
+            found = await check_key(backend)
+            if found.status == FAILED:
+                raise ConfigurationError(f"the sandbox service cannot be used: {found.text}")
+            if found.status != OK:
+                say(f"sandbox service: {found.text}")
+            await clean_run(backend, run_id)
+        finally:
+            await backend.aclose()
+
+    if settings.backend != "local" or settings.e2b_api_url:
+        asyncio.run(look())
