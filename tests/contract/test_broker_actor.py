@@ -60,7 +60,8 @@ async def test_a_broker_killed_in_the_middle_is_back_and_nothing_is_lost(
 ):
     run_id = f"broker-{uuid.uuid4().hex}"
     broker = broker_process.start(tmp_path, run_id, 1)
-    pid_before, modules = await broker.handle.process.remote()
+    pid_before, is_again, modules = await broker.handle.process.remote()
+    assert not is_again
     assert not {"torch", "verl", "vllm", "transformers"} & set(modules)
     backend = E2BBackend(api_key=LOCAL_KEY, api_url=server_url, sandbox_url=server_url)
     client = BrokerClient(broker, "w0")
@@ -74,8 +75,8 @@ async def test_a_broker_killed_in_the_middle_is_back_and_nothing_is_lost(
                 await asyncio.sleep(0.01)
         os.kill(pid_before, signal.SIGKILL)
         assert await asyncio.wait_for(working, 120) == [(str(number),) for number in range(24)]
-        pid_after, _ = await broker.handle.process.remote()
-        assert pid_after != pid_before
+        pid_after, is_again, _ = await broker.handle.process.remote()
+        assert (pid_after != pid_before, is_again) == (True, True)
         report = pool.metrics.report()
         assert (report.counts["created"], report.counts["killed"]) == (24, 24)
         assert report.peaks["alive"] <= MAX_ALIVE

@@ -29,11 +29,12 @@ class BrokerProcess:
 
     def __init__(self, run_dir: Path, run_id: str, workers: int) -> None:
         settings = Settings.load()
+        self._is_again = ray.get_runtime_context().was_current_actor_reconstructed
         self._broker = Broker(
             run_limits(settings, workers),
             backend=E2BBackend.from_settings(settings),
             run_id=run_id,
-            again=ray.get_runtime_context().was_current_actor_reconstructed,
+            again=self._is_again,
             workers=workers,
             ledgers=run_dir / LEDGERS,
         )
@@ -65,9 +66,9 @@ class BrokerProcess:
         """See `Broker`."""
         return self._broker.numbers()
 
-    async def process(self) -> tuple[int, list[str]]:
-        """Its process id and the packages in it, to see that it stays light."""
-        return os.getpid(), sorted({name.partition(".")[0] for name in sys.modules})
+    async def process(self) -> tuple[int, bool, list[str]]:
+        """Its process id, whether it was started anew, and the packages in it, to see that it stays light."""
+        return os.getpid(), self._is_again, sorted({name.partition(".")[0] for name in sys.modules})
 
     def _keep_sweeping(self) -> None:
         if self._sweeping is None:
