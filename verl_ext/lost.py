@@ -4,7 +4,7 @@ The rule, for a batch of which some trajectories are lost:
 
 - training: up to `verl_ext.max_lost_ratio` of the batch they stay masked. Above it the service is taken to be
   down. `verl_ext.on_lost: stop` ends the run with the cause; `pause` asks the service until it answers, at most
-  `verl_ext.pause_timeout_s`, and then rolls out the lost ones again.
+  `verl_ext.pause_timeout_s`, and then rolls out the lost ones again, three times in a step at most.
 - validation: the lost ones are rolled out again, `verl_ext.validation_retries` times, after a pause if that is what
   `on_lost` says and there were too many. What is lost for good is in no curve, and `n_valid` says how many are.
 """
@@ -25,6 +25,7 @@ from verl_ext.errors import SandboxUnavailableError
 from verl_ext.trajectory import LoopRecord
 
 PROBE_EVERY_S = 15.0
+TRAINING_RETRIES = 3
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ def roll_out(
     tries = retried = 0
     while (lost := Lost.of(output)).rows:
         too_many = lost.ratio > policy.max_ratio
-        if (validation and tries >= policy.validation_retries) or (not validation and not (too_many and policy.pauses)):
+        if tries >= (policy.validation_retries if validation else TRAINING_RETRIES):
+            break
+        if not validation and not (too_many and policy.pauses):
             break
         if too_many and policy.pauses and not wait_for_service(lost.cause):
             break

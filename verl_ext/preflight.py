@@ -102,6 +102,11 @@ def _broken_settings(config: DictConfig) -> Iterator[str]:
         )
     if rollout.mode != "async":
         yield f"rollout.mode is {rollout.mode!r}: the agent loop runs in mode async only"
+    ours = config.verl_ext
+    if ours.get("on_lost", "pause") not in ("pause", "stop"):
+        yield f"verl_ext.on_lost is {ours.on_lost!r}: pause (wait for the sandbox service) or stop"
+    if not 0 <= float(ours.get("max_lost_ratio", 0.2)) <= 1:
+        yield f"verl_ext.max_lost_ratio is {ours.max_lost_ratio}: it is a share of a batch, 0 to 1"
     longest = rollout.multi_turn.max_tool_response_length
     if not isinstance(longest, int) or longest <= 256:
         yield "rollout.multi_turn.max_tool_response_length is verl's 256 characters: a traceback needs more, say 4096"

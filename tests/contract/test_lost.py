@@ -113,6 +113,14 @@ def test_too_many_lost_end_the_run_with_the_cause_where_it_is_to_stop():
         check_not_too_many(lost, 5, STOP)
 
 
+def test_a_service_that_works_for_the_probe_alone_ends_the_run_in_the_end():
+    service = Service(*[{0, 1, 2, 3}] * 9)
+    _, lost, _ = service.roll_out(prompts(4), PAUSE)
+    assert (len(service.asked), len(service.pauses)) == (4, 3)
+    with pytest.raises(SandboxUnavailableError, match="4 of 4"):
+        check_not_too_many(lost, 5, PAUSE)
+
+
 def test_a_service_that_does_not_come_back_ends_the_run_too():
     service = Service({0, 1, 2, 3})
     service.comes_back = False

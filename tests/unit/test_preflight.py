@@ -80,6 +80,8 @@ ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
         ({f"{ROLLOUT}.mode": "sync"}, "mode is 'sync'"),
         ({f"{ROLLOUT}.multi_turn.max_tool_response_length": 256}, "256 characters"),
         ({f"{ROLLOUT}.multi_turn.max_tool_response_length": None}, "256 characters"),
+        ({"verl_ext.on_lost": "abort"}, "pause (wait for the sandbox service) or stop"),
+        ({"verl_ext.max_lost_ratio": 20}, "share of a batch, 0 to 1"),
     ],
 )
 def test_each_problem_alone_is_named_with_its_cure(changes: dict[str, object], words: str, good: DictConfig):
