@@ -9,7 +9,8 @@ are charged as they are.
 gave what the code gives, divided by 4. verl's own is `ToolAgentLoop._call_tool` of verl 0.6.1, with a tool that makes
 a sandbox for each call and lets N calls run at once (`rate_limit`, as in verl's SandboxFusionTool), for several N;
 the best N counts. A refused call holds its place for a second, in favour of that tool: else refusals storm, the kills
-are refused with them, and it makes nothing at all. Each contender runs alone, for `--seconds`, after a start of `--warm-up-s`.
+are refused with them, and it makes nothing at all. Each contender runs
+alone, for `--seconds`, after a start of `--warm-up-s`.
 """
 
 # ruff: noqa: E402 - the plain tool is what a user of the SDK writes; the folders above are added first

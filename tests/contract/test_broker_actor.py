@@ -16,7 +16,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="Ray is not installed here")
 
 from verl_ext.agent_loop import broker_process  # noqa: E402
-from verl_ext.sandbox.broker import BrokerClient  # noqa: E402
+from verl_ext.sandbox.broker_client import BrokerClient  # noqa: E402
 from verl_ext.sandbox.e2b import LOCAL_KEY, E2BBackend  # noqa: E402
 from verl_ext.sandbox.ledger import RUN_LABEL, WORKER_LABEL  # noqa: E402
 from verl_ext.sandbox.pool import SessionPool  # noqa: E402

@@ -10,7 +10,9 @@ import pytest
 
 from verl_ext.errors import SandboxUnavailableError
 from verl_ext.sandbox import broker as under_test
-from verl_ext.sandbox.broker import Broker, BrokerClient, BrokerGoneError
+from verl_ext.sandbox import broker_client
+from verl_ext.sandbox.broker import Broker
+from verl_ext.sandbox.broker_client import BrokerClient, BrokerGoneError
 from verl_ext.sandbox.fake import FakeBackend, FaultScript
 from verl_ext.sandbox.interface import Execution
 from verl_ext.sandbox.ledger import RUN_LABEL, WORKER_LABEL, SandboxLedger
@@ -20,10 +22,10 @@ from verl_ext.sandbox.pool import SessionPool
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_test, "REPORT_S", 0.02)
+    monkeypatch.setattr(broker_client, "REPORT_S", 0.02)
     monkeypatch.setattr(under_test, "RECOVERY_S", 0.3)
     monkeypatch.setattr(under_test, "SILENT_S", 0.15)
-    monkeypatch.setattr(under_test, "_RETRY_S", (0.01,))
+    monkeypatch.setattr(broker_client, "_RETRY_S", (0.01,))
 
 
 class Line:
@@ -187,7 +189,7 @@ async def test_a_new_broker_believes_the_ledger_too(run: Run):
 
 
 async def test_without_a_broker_a_waiting_trajectory_is_lost_in_the_end(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(under_test, "GIVE_UP_S", 0.05)
+    monkeypatch.setattr(broker_client, "GIVE_UP_S", 0.05)
     pool = run.worker("w0")
     run.line.kill()
     async with pool.session("t") as session:

@@ -15,7 +15,7 @@ from verl.protocol import DataProto
 
 from verl_ext.agent_loop.loop import CONTEXT, TrajectoryContext
 from verl_ext.errors import SandboxError
-from verl_ext.sandbox.broker import BrokerCalls, BrokerClient
+from verl_ext.sandbox.broker_client import BrokerCalls, BrokerClient
 from verl_ext.sandbox.connect import open_pool
 from verl_ext.sandbox.metrics import PoolReport
 from verl_ext.settings import Settings

@@ -1,54 +1,35 @@
-"""One set of limits for a whole run: a broker that grants leases, and its client in each worker.
+"""One set of limits for a whole run: a broker that grants leases to the workers.
 
     worker ── BrokerClient ──┐   acquire, start_done, release: one call each
     worker ── BrokerClient ──┼── Broker ── LeaseBook        every REPORT_S: report(held leases)
     worker ── BrokerClient ──┘      └───── the service      every SWEEP_S: sweep()
 
-Nothing here knows Ray: the calls go through `BrokerCalls`, which verl_ext.agent_loop.broker_process makes of an
-actor. A broker that dies is started anew by Ray and knows nothing; it counts what the service lists for the run,
-waits until the workers have reported what they hold, and only then grants. A worker that dies stops to report;
-what it left is ended and its places are given back.
+Nothing here knows Ray: verl_ext.agent_loop.broker_process makes an actor of it, and broker_client asks it. A broker
+that dies is started anew by Ray and knows nothing; it counts what the service and the ledgers name for the run, waits
+until the workers have reported what they hold, and only then grants. A worker that dies stops to report; what it left
+is ended and its places are given back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from verl_ext.errors import SandboxError, SandboxUnavailableError
+from verl_ext.errors import SandboxError
 from verl_ext.sandbox.interface import SandboxBackend
 from verl_ext.sandbox.ledger import RUN_LABEL, WORKER_LABEL, read_left_ids
 from verl_ext.sandbox.limiter import LeaseBook, Limits
 
 logger = logging.getLogger(__name__)
 
-REPORT_S = 5.0
 SWEEP_S = 60.0
 SILENT_S = 60.0  # after which a worker counts as dead
 RECOVERY_S = 15.0  # that a broker started anew waits for workers that do not report
-_RETRY_S = (0.5, 1.0, 2.0, 4.0)
-GIVE_UP_S = 120.0  # without any broker
-
-
-class BrokerGoneError(Exception):
-    """The broker does not answer; it may come back."""
-
-
-class BrokerCalls(Protocol):
-    """The broker's methods from afar. Each may raise BrokerGoneError."""
-
-    async def acquire_start(self, owner: str, lease_id: str) -> None: ...
-    async def try_start(self, owner: str, lease_id: str) -> bool: ...
-    async def start_done(self, owner: str, lease_id: str, sandbox_id: str, refused: bool) -> None: ...
-    async def release(self, owner: str, lease_id: str) -> None: ...
-    async def report(self, owner: str, held: dict[str, str]) -> None: ...
+_LIST_AGAIN_S = 4.0
 
 
 @dataclass
@@ -208,7 +189,7 @@ class Broker:
                 listed = await self._backend.list_labels(labels=self._labels)
             except SandboxError as error:
                 logger.warning("the new broker cannot see what is alive and grants nothing yet: %s", error)
-                await asyncio.sleep(_RETRY_S[-1])
+                await asyncio.sleep(_LIST_AGAIN_S)
                 continue
             return seen | {name: labels.get(WORKER_LABEL, "") for name, labels in listed.items()}
         return seen
@@ -231,87 +212,3 @@ _PREFIX = "recovered:"
 
 def _placeholder(sandbox_id: str) -> str:
     return f"{_PREFIX}{sandbox_id}"
-
-
-class BrokerClient:
-    """A `Limiter` that asks the broker, and reports to it as long as its event loop runs.
-
-    Args:
-        calls: the broker.
-        owner: name of this process, the value of its sandboxes' WORKER_LABEL.
-    """
-
-    def __init__(self, calls: BrokerCalls, owner: str) -> None:
-        self._calls = calls
-        self._owner = owner
-        self._held: dict[str, str] = {}  # lease to sandbox, "" while it starts
-        self._reporting: asyncio.Task[None] | None = None
-        self._report_now = asyncio.Event()
-
-    async def acquire_start(self, lease_id: str) -> None:
-        """See `Limiter.acquire_start`.
-
-        Raises:
-            SandboxUnavailableError: there has been no broker for GIVE_UP_S seconds.
-        """
-        self._keep_reporting()
-        await self._call(lambda: self._calls.acquire_start(self._owner, lease_id))
-        self._held.setdefault(lease_id, "")
-
-    async def try_start(self, lease_id: str) -> bool:
-        """See `Limiter.try_start`; False where there is no broker."""
-        self._keep_reporting()
-        try:
-            granted = await self._calls.try_start(self._owner, lease_id)
-        except BrokerGoneError:
-            return False
-        if granted:
-            self._held.setdefault(lease_id, "")
-        return granted
-
-    async def start_done(self, lease_id: str, *, sandbox_id: str = "", refused: bool = False) -> None:
-        """See `Limiter.start_done`; a broker that misses it learns it from the next report."""
-        if lease_id in self._held:
-            self._held[lease_id] = sandbox_id
-        with contextlib.suppress(BrokerGoneError):
-            await self._calls.start_done(self._owner, lease_id, sandbox_id, refused)
-
-    async def release(self, lease_id: str) -> None:
-        """See `Limiter.release`; a broker that misses it learns it from the next reports."""
-        self._held.pop(lease_id, None)
-        with contextlib.suppress(BrokerGoneError):
-            await self._calls.release(self._owner, lease_id)
-
-    async def aclose(self) -> None:
-        """Stop to report; the broker then takes this process for dead, so call it when nothing is held."""
-        if self._reporting is not None:
-            self._reporting.cancel()
-            await asyncio.wait([self._reporting])
-
-    async def _call(self, call: Callable[[], Awaitable[None]]) -> None:
-        deadline_s = time.monotonic() + GIVE_UP_S
-        for pause_s in itertools.chain(_RETRY_S, itertools.repeat(_RETRY_S[-1])):
-            try:
-                return await call()
-            except BrokerGoneError as error:
-                if time.monotonic() > deadline_s:
-                    raise SandboxUnavailableError(
-                        f"the run's sandbox broker has been gone for {GIVE_UP_S:g} s: {error}"
-                    ) from error
-            self._report_now.set()
-            await asyncio.sleep(pause_s)
-
-    def _keep_reporting(self) -> None:
-        task = self._reporting
-        if task is None or task.done() or task.get_loop() is not asyncio.get_running_loop():
-            self._report_now = asyncio.Event()
-            self._reporting = asyncio.create_task(self._report())
-
-    async def _report(self) -> None:
-        while True:
-            with contextlib.suppress(BrokerGoneError):
-                await self._calls.report(self._owner, dict(self._held))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S):
-                    await self._report_now.wait()
-            self._report_now.clear()

@@ -1,6 +1,6 @@
 """How many sandboxes may live and start at once, and how fast.
 
-`Limiter` is the seam. `LocalLimiter` counts within one process; `BrokerClient` (verl_ext.sandbox.broker) asks
+`Limiter` is the seam. `LocalLimiter` counts within one process; `BrokerClient` (verl_ext.sandbox.broker_client) asks
 the run's one broker. Both stand on `LeaseBook`, which knows nothing of processes.
 
 Who goes next: a lease that has its place and tries again; then the waiter whose owner (a worker of the run)
