@@ -165,11 +165,14 @@ class Fault:
     def _striking(self, wanted: Callable[[FaultSpec], object]) -> Iterator[_Asked]:
         return (one for one in self._asked if wanted(one.spec) and one.strikes())
 
+    def _refuse(self, answer_of: Callable[[FaultSpec], Callable[[], InjectedError] | None]) -> None:
+        for one in self._striking(answer_of):
+            if (answer := answer_of(one.spec)) is not None:
+                raise answer()
+
     async def before_create(self) -> None:
         """Delay, refuse or hang up."""
-        for one in self._striking(lambda spec: spec.create_error):
-            assert one.spec.create_error is not None  # noqa: S101 - asked for
-            raise one.spec.create_error()
+        self._refuse(lambda spec: spec.create_error)
         for one in self._striking(lambda spec: spec.create_delay):
             await asyncio.sleep(one.seconds)
         for _ in self._striking(lambda spec: spec.create_drops == "before"):
@@ -184,9 +187,7 @@ class Fault:
 
     async def before_execute(self) -> None:
         """Refuse, delay, hang or hang up."""
-        for one in self._striking(lambda spec: spec.execute_error):
-            assert one.spec.execute_error is not None  # noqa: S101 - asked for
-            raise one.spec.execute_error()
+        self._refuse(lambda spec: spec.execute_error)
         for one in self._striking(lambda spec: spec.execute_delay):
             await asyncio.sleep(one.seconds)
         for _ in self._striking(lambda spec: spec.execute_hangs):
@@ -200,9 +201,7 @@ class Fault:
 
     def before_kill(self) -> None:
         """Refuse."""
-        for one in self._striking(lambda spec: spec.kill_error):
-            assert one.spec.kill_error is not None  # noqa: S101 - asked for
-            raise one.spec.kill_error()
+        self._refuse(lambda spec: spec.kill_error)
 
     def line_changer(self) -> Callable[[bytes], bytes | None]:
         """A function for the lines of one answer; None from it breaks the stream."""
