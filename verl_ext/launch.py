@@ -135,6 +135,7 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
     started_s = time.monotonic()
     config, run_dir = configure(request, settings)
     train_data = resume.train_data(config)
+    admit(settings, config.verl_ext.run_id, say)
     try:
         run_dir.mkdir(parents=True)
     except FileExistsError as error:
@@ -149,7 +150,6 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")
-    admit(settings, config.verl_ext.run_id, say)
     with _sandbox_service(request, settings, run_dir) as server:
         try:
             if server:
