@@ -50,7 +50,10 @@ def module(name: str) -> Any:
 def test_install_puts_ours_where_verl_looks(place: str, theirs: str, ours: str, monkeypatch: pytest.MonkeyPatch):
     for name, replaced, _ in SEAM:
         monkeypatch.setattr(module(name), replaced, getattr(module(name), replaced))  # put back afterwards
+    ray_trainer = verl.trainer.ppo.ray_trainer
+    monkeypatch.setattr(ray_trainer, "process_validation_metrics", ray_trainer.process_validation_metrics)
     trainer.install()
+    assert ray_trainer.process_validation_metrics.__qualname__.startswith("lost_left_out")
     assert getattr(module(place), theirs) is getattr(trainer, ours)
 
 
