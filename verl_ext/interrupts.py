@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from types import FrameType
+from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -58,6 +60,33 @@ def rearm() -> None:
     if _armed and _arrived is None:
         for each in SIGNALS:
             signal.signal(each, _interrupt)
+
+
+async def until_signal[T](work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives; the first SIGTERM or SIGINT cancels it, lets it clean up, and raises `Interrupted`.
+
+    For event loops: an exception out of a signal handler would end up in whichever task or callback runs.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    arrived: list[int] = []
+
+    def stop(signum: int) -> None:
+        if not arrived:  # a second Ctrl-C must not break the cleaning up that the first one began
+            arrived.append(signum)
+            task.cancel()
+
+    for each in SIGNALS:
+        loop.add_signal_handler(each, stop, each)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if arrived:
+            raise Interrupted(arrived[0]) from None
+        raise
+    finally:
+        for each in SIGNALS:
+            loop.remove_signal_handler(each)
+        rearm()
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,6 +74,7 @@ class Rollout:
         self.run_dir = run_dir
         self.backend = FakeBackend()
         self.pool_options: dict[str, Any] = {}
+        self.make_prompts = make_prompts
         self.engine = ScriptedEngine(tokenizer, [[]])
 
     def set(self, key: str, value: Any) -> None:
@@ -85,7 +86,7 @@ class Rollout:
         code_interpreter.use_sessions(pool.session)
         worker = Worker(self.config, self.tokenizer, self.engine, pool)
         try:
-            return await worker.generate_sequences(make_prompts(len(scripts)))
+            return await worker.generate_sequences(self.make_prompts(len(scripts)))
         finally:
             code_interpreter.use_sessions(None)
             await pool.aclose()
@@ -356,20 +357,16 @@ async def test_a_turn_that_the_engine_left_open_is_closed_for_the_model(rollout:
     assert one.mask[: len(ids) + 1] == [1] * len(ids) + [0]
 
 
-async def test_a_prompt_that_is_too_long_names_the_cure(rollout: Rollout, monkeypatch):
-    monkeypatch.setattr(Rollout, "prompts", _with_prompt(rollout.prompts, "q" * PROMPT))
-    with pytest.raises(DataError, match="filter_overlong_prompts"):
-        await rollout.batch([ANSWER])
-
-
-def _with_prompt(prompts: Callable[[int], DataProto], text: str) -> Callable[..., DataProto]:
-    def changed(self: Rollout, count: int) -> DataProto:
-        made = prompts(count)
+async def test_a_prompt_that_is_too_long_names_the_cure(rollout: Rollout):
+    def overlong(count: int) -> DataProto:
+        made = make_prompts(count)
         for row in range(count):
-            made.non_tensor_batch["raw_prompt"][row] = [{"role": "user", "content": text}]
+            made.non_tensor_batch["raw_prompt"][row] = [{"role": "user", "content": "q" * PROMPT}]
         return made
 
-    return changed
+    rollout.make_prompts = overlong
+    with pytest.raises(DataError, match="filter_overlong_prompts"):
+        await rollout.batch([ANSWER])
 
 
 # --- our own infrastructure fails: masked, never fatal, never mixed with the model's mistakes

@@ -68,14 +68,26 @@ async def test_a_refused_key_is_said_and_what_lives_is_counted_by_run():
     assert (await account.check_key(backend)).status == FAILED
 
 
-async def test_cycles_measure_and_leave_nothing():
+async def test_latencies_are_measured_on_what_is_there():
     backend = FakeBackend(FaultScript(create_delay_s=0.02))
-    found = await one.check_cycles(backend, LABELS, cycles=2)
+    filled = await limits.fill(backend, LABELS, 2)
+    found = await one.check_latency(filled.alive, filled.create_s)
     assert found.status == OK
     assert found.numbers["create_p50_s"] >= 0.02
-    assert (backend.creates, backend.kills, len(backend.alive)) == (2, 2, 0)
-    broken = FakeBackend(FaultScript(create_errors={1: SandboxUnavailableError("500: no such template")}))
-    assert (await one.check_cycles(broken, LABELS)).text == "500: no such template"
+    assert (backend.creates, backend.runs) == (2, 2 * (1 + one.RUNS))
+    killed = await one.check_kills(backend, filled.alive)
+    assert (killed.status, len(backend.alive), "kill_p50_s" in killed.numbers) == (OK, 0, True)
+
+
+async def test_a_service_that_makes_nothing_or_runs_nothing_has_failed():
+    broken = FakeBackend(
+        FaultScript(create_errors=dict.fromkeys(range(1, 9), SandboxUnavailableError("no such template")))
+    )
+    found = limits.check_concurrency(await limits.fill(broken, LABELS, 1))
+    assert (found.status, found.text) == (FAILED, "0 at once, then: no such template")
+    mute = FakeBackend(FaultScript(run_errors={1: SandboxUnavailableError("502")}))
+    filled = await limits.fill(mute, LABELS, 1)
+    assert (await one.check_latency(filled.alive, filled.create_s)).text == "502"
 
 
 async def test_behaviour_of_a_service_that_does_what_it_should(monkeypatch: pytest.MonkeyPatch):
@@ -131,17 +143,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_probe_stops_at_its_bound(quick: None):
     backend = FakeBackend()
-    [found] = await limits.check_concurrency(backend, LABELS, 5)
-    assert (found.status, found.numbers, backend.creates, len(backend.alive)) == (OK, {"max_alive": 5.0}, 5, 0)
-    assert [each.status for each in await limits.check_concurrency(backend, LABELS, 0)] == [SKIPPED]
+    filled = await limits.fill(backend, LABELS, 5)
+    found = limits.check_concurrency(filled)
+    assert (found.status, found.numbers, backend.creates) == (OK, {"max_alive": 5.0}, 5)
+    assert (await limits.check_release(backend, LABELS, filled)).status == SKIPPED
+    assert len((await limits.fill(FakeBackend(), LABELS, 0)).alive) == 1, "one is needed to look at"
 
 
 async def test_the_probe_finds_the_cap_and_how_soon_places_come_back(quick: None):
     backend = FakeBackend(FaultScript(max_alive=3, create_delay_s=0.001))
-    found = await limits.check_concurrency(backend, LABELS, 20)
-    assert found[0].numbers == {"max_alive": 3.0, "is_cap": 1.0}
+    filled = await limits.fill(backend, LABELS, 20)
+    assert limits.check_concurrency(filled).numbers == {"max_alive": 3.0, "is_cap": 1.0}
     assert backend.creates < 12, "the first refusal ends the probe"
-    assert (found[1].status, found[1].numbers["quota_release_s"] < 1) == (OK, True)
+    found = await limits.check_release(backend, LABELS, filled)
+    assert (found.status, found.numbers["quota_release_s"] < 1) == (OK, True)
+    await one.check_kills(backend, filled.alive)
     assert not backend.alive
 
 
@@ -177,7 +193,8 @@ async def test_the_rate_is_tried_and_the_first_refusal_ends_it():
 
 def measured(alive: int, contexts: int, create_s: float, **more: float) -> list[Finding]:
     return [
-        Finding("latency", OK, "", {"create_p95_s": create_s, "run_p50_s": 0.05, "kill_p50_s": 0.1}),
+        Finding("latency", OK, "", {"create_p95_s": create_s, "run_p50_s": 0.05}),
+        Finding("kill", OK, "", {"kill_p50_s": 0.1}),
         Finding("size", OK, "", {"contexts": contexts, "open_context_s": 0.1}),
         Finding("sandboxes at once", OK, "", {"max_alive": alive}),
         Finding("requests", OK, "", {"requests_per_s": 50}),

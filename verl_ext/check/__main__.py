@@ -22,7 +22,7 @@ from verl_ext.check import sandbox as one
 from verl_ext.check.advice import Advice, Load, advise
 from verl_ext.check.findings import FAILED, OK, SKIPPED, WARNING, Finding
 from verl_ext.errors import SandboxError, VerlAgsError
-from verl_ext.interrupts import Interrupted, interruptible
+from verl_ext.interrupts import Interrupted, interruptible, until_signal
 from verl_ext.sandbox.e2b import E2BBackend
 from verl_ext.sandbox.ledger import RUN_LABEL, sweep
 from verl_ext.sandbox.server.launch import start_server
@@ -45,28 +45,34 @@ async def findings(
     yield forms
     if forms.status == FAILED:
         return
-    for part in (
-        account.check_reach(settings, local_url),
-        account.check_key(backend),
-        one.check_cycles(backend, labels),
-    ):
+    for part in (account.check_reach(settings, local_url), account.check_key(backend)):
         found = await part
         yield found
         if found.status == FAILED:
             return
-    async for found in _look_at_one(backend, labels):
+    filled = await limits.fill(backend, labels, max_probe)
+    found = limits.check_concurrency(filled)
+    yield found
+    if found.status == FAILED:
+        return
+    async for found in _look(filled):
         yield found
-    for found in await limits.check_concurrency(backend, labels, max_probe):
-        yield found
+    yield await limits.check_release(backend, labels, filled)
+    yield await one.check_kills(backend, filled.alive)
     yield await limits.check_rate(backend, labels, max_rate)
 
 
-async def _look_at_one(backend: E2BBackend, labels: dict[str, str]) -> AsyncGenerator[Finding]:
-    for name, look in (("behaviour", one.check_behaviour), ("packages", one.check_packages), ("size", one.check_size)):
+async def _look(filled: limits.Filled) -> AsyncGenerator[Finding]:
+    """At the sandboxes that are there; what a deadline leaves behind comes last, for it uses one up."""
+    yield await one.check_latency(filled.alive, filled.create_s)
+    first, last = filled.alive[0], filled.alive[-1]
+    for name, look in (
+        ("packages", one.check_packages(first)),
+        ("size", one.check_size(first)),
+        ("behaviour", one.check_behaviour(last)),
+    ):
         try:
-            sandbox = await backend.create(labels=labels, ttl_s=one.TTL_S)
-            found: list[Finding] | Finding = await look(sandbox)
-            await sandbox.close()
+            found = await look
         except SandboxError as error:
             found = Finding(name, FAILED, str(error))
         for each in found if isinstance(found, list) else [found]:
@@ -158,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interruptible():
             settings = Settings.load()
             with _service(settings) as local_url:
-                found = asyncio.run(_check(options, settings, local_url))
+                found = asyncio.run(until_signal(_check(options, settings, local_url)))
     except Interrupted as interrupted:
         sys.stderr.write(f"ended by {signal.Signals(interrupted.signum).name}; what the check made has been ended\n")
         return 128 + interrupted.signum

@@ -76,7 +76,7 @@ def advise(findings: Sequence[Finding], load: Load, *, is_local: bool = False) -
     release_s = known.get("places come back/quota_release_s", 0.0)
     rate = known.get("requests/requests_per_s", 10.0)
     one_s = load.calls * (known.get("latency/run_p50_s", 0.0) + load.code_s + load.think_s)
-    own_s = create_s + one_s + known.get("latency/kill_p50_s", 0.0) + release_s
+    own_s = create_s + one_s + known.get("kill/kill_p50_s", 0.0) + release_s
     open_s = known.get("size/open_context_s", 0.5)
     waits = {
         "sandbox": _makespan_s(load.trajectories, alive, own_s) - own_s,

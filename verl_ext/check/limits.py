@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from verl_ext.check.findings import OK, SKIPPED, WARNING, Finding
+from verl_ext.check.findings import FAILED, OK, SKIPPED, WARNING, Finding
 from verl_ext.errors import SandboxError, SandboxQuotaError
 from verl_ext.sandbox.interface import Sandbox, SandboxBackend
 
@@ -20,43 +21,67 @@ _CREATES_PER_S = 4.0
 _RETRY_S = 1.0
 
 
-async def check_concurrency(backend: SandboxBackend, labels: Mapping[str, str], bound: int) -> list[Finding]:
-    """How many sandboxes can be alive, up to `bound`; if that is fewer, how soon a killed one's place is free."""
-    if bound < 1:
-        return [Finding("sandboxes at once", SKIPPED, "not probed: --max-probe 0")]
-    alive: list[Sandbox] = []
+@dataclass
+class Filled:
+    """An account filled as far as it goes, or as far as was allowed.
+
+    Attributes:
+        alive: the sandboxes, to be looked at and then ended.
+        create_s: seconds that each create took.
+        refused: why there are no more; None at the bound.
+    """
+
+    alive: list[Sandbox] = field(default_factory=list)
+    create_s: list[float] = field(default_factory=list)
     refused: SandboxError | None = None
+
+
+async def fill(backend: SandboxBackend, labels: Mapping[str, str], bound: int) -> Filled:
+    """Create up to `bound` sandboxes, a few at a time, until one is refused.
+
+    Comes before anything is killed: what was killed a moment ago may still take places.
+    """
+    filled = Filled()
     gate = asyncio.Semaphore(_CREATES_AT_ONCE)
 
     async def create(number: int) -> None:
-        nonlocal refused
         await asyncio.sleep(number / _CREATES_PER_S)
         async with gate:
-            if refused is None:
-                try:
-                    alive.append(await backend.create(labels=labels, ttl_s=TTL_S))
-                except SandboxError as error:
-                    refused = refused or error
+            if filled.refused is not None:
+                return
+            began_s = time.monotonic()
+            try:
+                filled.alive.append(await backend.create(labels=labels, ttl_s=TTL_S))
+                filled.create_s.append(time.monotonic() - began_s)
+            except SandboxError as error:
+                filled.refused = filled.refused or error
 
-    await asyncio.gather(*(create(number) for number in range(bound)))
-    numbers = {"max_alive": float(len(alive))}
-    try:
-        if refused is None:
-            text = f"{len(alive)} at once, as many as were tried; --max-probe N tries more"
-            return [Finding("sandboxes at once", OK, text, numbers)]
-        if not isinstance(refused, SandboxQuotaError):
-            return [Finding("sandboxes at once", WARNING, f"{len(alive)} at once, then: {refused}", numbers)]
-        at_once = Finding(
-            "sandboxes at once", OK, f"{len(alive)} at once, the next is refused", numbers | {"is_cap": 1.0}
-        )
-        return [at_once, await _release(backend, labels, alive)]
-    finally:
-        await asyncio.gather(*(_end(backend, sandbox) for sandbox in alive))
+    await asyncio.gather(*(create(number) for number in range(max(1, bound))))
+    return filled
 
 
-async def _release(
-    backend: SandboxBackend, labels: Mapping[str, str], alive: list[Sandbox], wait_s: float = 20.0
+def check_concurrency(filled: Filled) -> Finding:
+    """How many sandboxes were alive at once."""
+    count, refused = len(filled.alive), filled.refused
+    numbers = {"max_alive": float(count)}
+    if refused is None:
+        text = f"{count} at once, as many as were tried; --max-probe N tries more"
+        return Finding("sandboxes at once", OK, text, numbers)
+    if not isinstance(refused, SandboxQuotaError) or not count:
+        return Finding("sandboxes at once", WARNING if count else FAILED, f"{count} at once, then: {refused}", numbers)
+    return Finding("sandboxes at once", OK, f"{count} at once, the next is refused", numbers | {"is_cap": 1.0})
+
+
+async def check_release(
+    backend: SandboxBackend, labels: Mapping[str, str], filled: Filled, wait_s: float = 20.0
 ) -> Finding:
+    """How soon a killed sandbox's place is free, on an account that is full."""
+    if not isinstance(filled.refused, SandboxQuotaError):
+        return Finding("places come back", SKIPPED, "the account was not full")
+    return await _release(backend, labels, filled.alive, wait_s)
+
+
+async def _release(backend: SandboxBackend, labels: Mapping[str, str], alive: list[Sandbox], wait_s: float) -> Finding:
     if not alive:
         return Finding("places come back", SKIPPED, "no sandbox could be made")
     await backend.kill(alive.pop().sandbox_id)
@@ -73,13 +98,6 @@ async def _release(
         return Finding("places come back", OK, text, {"quota_release_s": waited_s})
     text = f"not within {wait_s:.0f} s: set VERL_EXT_SANDBOX_QUOTA_RELEASE_S (AGS is reported to take up to 300 s)"
     return Finding("places come back", WARNING, text, {"quota_release_s": wait_s, "is_longer": 1.0})
-
-
-async def _end(backend: SandboxBackend, sandbox: Sandbox) -> None:
-    try:
-        await backend.kill(sandbox.sandbox_id)
-    except SandboxError:
-        return  # the sweep at the end of the check finds it
 
 
 async def check_rate(backend: SandboxBackend, labels: Mapping[str, str], bound: int, seconds: float = 2.0) -> Finding:
