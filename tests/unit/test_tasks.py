@@ -110,7 +110,10 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         (
             "smoke",
             {"control": "no-learning", "set_": ["a.b=1", "c=x y"]},
-            [["verl_ext.stack", "cpu"], ["recipe.smoke.run", "--hardware=cpu", "--control=no-learning", "a.b=1", "c=x y"]],
+            [
+                ["verl_ext.stack", "cpu"],
+                ["recipe.smoke.run", "--hardware=cpu", "--control=no-learning", "a.b=1", "c=x y"],
+            ],
         ),
         (
             "train",
