@@ -88,10 +88,23 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
         The composed configuration, interpolations still open.
 
     Raises:
-        ConfigurationError: a name, key or value is wrong; all unknown keys are listed at once.
+        ConfigurationError: a name, key or value is wrong; all that are wrong are listed at once.
+    """
+    config, problems = compose_what_can_be(recipe, hardware, overrides)
+    if problems:
+        raise ConfigurationError.listing(f"{len(problems)} problem(s) in the configuration", problems)
+    return config
+
+
+def compose_what_can_be(
+    recipe: str, hardware: str, overrides: Sequence[str] = ()
+) -> tuple[DictConfig, list[str]]:
+    """Like `compose`, but what is wrong is left out and told, so that the rest can be looked at as well.
+
+    Raises:
+        ConfigurationError: there is no such recipe or hardware, or the files themselves do not compose.
     """
     check_names(recipe, hardware)
-    pairs = [_split(override) for override in overrides]
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
             base = hydra_compose(
@@ -100,17 +113,27 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(f"recipe {recipe} with hardware {hardware} does not compose: {error}") from error
     OmegaConf.set_struct(base, False)
-    for key, value in pairs:
+    problems: list[str] = []
+    for override in overrides:
         try:
-            OmegaConf.update(base, key, value, merge=True, force_add=True)
-        except OmegaConfBaseException as error:
-            first = str(error).splitlines()[0]
-            raise ConfigurationError(f"override {key}={value}: {first}; compare the key with verl's YAML") from error
-    problems = unknown_keys(base)
-    if problems:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        raise ConfigurationError(f"{len(problems)} key(s) that verl 0.6.1 does not know:{lines}")
-    return base
+            key, value = _split(override)
+            _update(base, key, value)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    unknown = _unknown(base)
+    problems += [f"{key}: {hint}" for key, hint in unknown]
+    for key, _ in unknown:
+        parent, _, name = key.rpartition(".")
+        del (OmegaConf.select(base, parent) if parent else base)[name]
+    return base, problems
+
+
+def _update(config: DictConfig, key: str, value: Any) -> None:
+    try:
+        OmegaConf.update(config, key, value, merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        first = str(error).splitlines()[0]
+        raise ConfigurationError(f"override {key}={value}: {first}; compare the key with verl's YAML") from error
 
 
 def unknown_keys(config: DictConfig) -> list[str]:
@@ -118,17 +141,33 @@ def unknown_keys(config: DictConfig) -> list[str]:
 
     Hydra refuses a typo on its command line but accepts it in a YAML file without a word.
     """
+    return [f"{key}: {hint}" for key, hint in _unknown(config)]
+
+
+def _unknown(config: DictConfig) -> list[tuple[str, str]]:
     known = known_keys()
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     for key in _keys(OmegaConf.to_container(config, resolve=False), ""):
         if key in known or any(key == top or key.startswith(f"{top}.") for top in OPEN_BELOW):
             continue
         parent = key.rpartition(".")[0]
         if parent and parent not in known:
             continue  # its parent is listed already
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-        found.append(f"{key}: " + (f"did you mean {near[0]}?" if near else "no key of this name or a similar one"))
+        found.append((key, _nearest(key, known)))
     return found
+
+
+def _nearest(key: str, known: frozenset[str]) -> str:
+    """The known key that was meant: one that is spelled nearly so, or the only one that ends so."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    if not near:
+        last = key.rpartition(".")[2]
+        near = sorted(name for name in known if name.rpartition(".")[2] == last)
+    if not near:
+        return "verl 0.6.1 has no key of this name or a similar one"
+    if len(near) > 3:
+        return f"verl 0.6.1 has no key of this name; {len(near)} keys end in it, for example {near[0]}"
+    return f"verl 0.6.1 has no such key; did you mean {' or '.join(near)}?"
 
 
 def known_keys() -> frozenset[str]:
@@ -151,14 +190,31 @@ def resolve(config: DictConfig) -> DictConfig:
     read there, in another environment.
 
     Raises:
-        ConfigurationError: a value is missing (`???`) or an interpolation leads nowhere.
+        ConfigurationError: values are missing (`???`) or interpolations lead nowhere; all are listed.
     """
+    resolved, problems = resolve_what_can_be(config)
+    if problems:
+        raise ConfigurationError.listing(f"{len(problems)} value(s) are missing", problems)
+    return resolved
+
+
+def resolve_what_can_be(config: DictConfig) -> tuple[DictConfig, list[str]]:
+    """Like `resolve`, but a value that is missing or leads nowhere is told and stays None."""
+    plain = OmegaConf.to_container(config, resolve=False)
     # Not OmegaConf.missing_keys, which resolves as it goes and fails on a value that depends on a missing one.
-    missing = sorted(_missing(OmegaConf.to_container(config, resolve=False), ""))
-    if missing:
-        raise ConfigurationError(f"no value for {', '.join(missing)}: give each as KEY=VALUE behind `--`")
+    missing = sorted(_missing(plain, ""))
+    problems = [f"{key} has no value: give it with --set {key}=VALUE" for key in missing]
+    copy = config.copy()
+    for key in missing:
+        OmegaConf.update(copy, key, None)
+    for key in _open_interpolations(plain, ""):
+        try:
+            OmegaConf.select(copy, key, throw_on_resolution_failure=True)
+        except OmegaConfBaseException as error:
+            problems.append(f"{key} does not resolve: {' '.join(str(error).split())}")
+            OmegaConf.update(copy, key, None)
     try:
-        return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        return DictConfig(OmegaConf.to_container(copy, resolve=True)), problems
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"the configuration does not resolve: {' '.join(str(error).split())}") from error
 
@@ -205,7 +261,17 @@ def _missing(node: Any, prefix: str) -> Iterator[str]:
         yield prefix
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
-        yield from _missing(value, f"{prefix}.{name}" if prefix else str(name))
+        inner = f"{prefix}[{name}]" if isinstance(node, list) else f"{prefix}.{name}" if prefix else str(name)
+        yield from _missing(value, inner)
+
+
+def _open_interpolations(node: Any, prefix: str) -> Iterator[str]:
+    if isinstance(node, str) and "${" in node:
+        yield prefix
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        inner = f"{prefix}[{name}]" if isinstance(node, list) else f"{prefix}.{name}" if prefix else str(name)
+        yield from _open_interpolations(value, inner)
 
 
 def _keys(node: Any, prefix: str) -> Iterator[str]:

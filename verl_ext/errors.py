@@ -16,6 +16,11 @@ A new error goes into this tree, keeps a message of the form "what is wrong, whe
 only its message as argument, so that it survives pickling (Ray carries it between processes).
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
 
 class VerlAgsError(Exception):
     """Root of everything that this project raises on purpose."""
@@ -23,6 +28,11 @@ class VerlAgsError(Exception):
 
 class ConfigurationError(VerlAgsError, ValueError):
     """A setting, flag or file of the user is wrong; the message names it and the cure."""
+
+    @classmethod
+    def listing(cls, headline: str, problems: Iterable[str]) -> Self:
+        """Several problems in one error, one a line."""
+        return cls(headline + ":" + "".join(f"\n  - {problem}" for problem in problems))
 
 
 class DataError(VerlAgsError, ValueError):

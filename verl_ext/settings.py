@@ -32,6 +32,7 @@ from verl_ext.setting_values import (
     Secret,
     WrongValue,
     clean_text,
+    key_of_another_service,
     parse_domain,
     parse_flag,
     parse_folder,
@@ -147,6 +148,16 @@ class Settings:
             ConfigurationError: with every problem found, each naming its variable and the cure, never a value
                 of a secret.
         """
+        settings, problems = cls.read(env_file, environ=environ)
+        if problems:
+            raise ConfigurationError.listing(f"{len(problems)} setting(s) are wrong", problems)
+        return settings
+
+    @classmethod
+    def read(
+        cls, env_file: Path | str | None = None, *, environ: Mapping[str, str] | None = None
+    ) -> tuple[Settings, list[str]]:
+        """Like `load`, but what is wrong is told and has its default, so that the rest can be checked too."""
         process = os.environ if environ is None else environ
         problems: list[str] = []
         named = env_file or without_quotes(process.get("VERL_EXT_ENV_FILE", "")) or None
@@ -158,23 +169,20 @@ class Settings:
         raw = {**found, **{name: value for name, value in process.items() if _is_ours(name)}}
         values: dict[str, Any] = {}
         for variable in VARIABLES:
+            values[variable.field] = variable.parse(variable.default) if variable.default else None
             try:
-                text = raw.get(variable.name)
-                if text is not None:
+                if (text := raw.get(variable.name)) is not None:
                     values[variable.field] = variable.parse(clean_text(text))
-                else:
-                    values[variable.field] = variable.parse(variable.default) if variable.default else None
             except WrongValue as wrong:
                 where = "the environment" if variable.name in process else str(path)
                 problems.append(f"{variable.name} ({where}) {wrong}")
         problems += _unknown(raw)
-        if values.get("sandbox_backend") == "e2b" and "E2B_API_KEY" not in raw:
+        if values["sandbox_backend"] == "e2b" and "E2B_API_KEY" not in raw:
             problems.append("VERL_EXT_SANDBOX_BACKEND is e2b but E2B_API_KEY is not set: set it, or choose local")
-        if problems:
-            lines = "".join(f"\n  - {problem}" for problem in problems)
-            raise ConfigurationError(f"{len(problems)} setting(s) are wrong:{lines}")
+        if wrong_service := key_of_another_service(values["e2b_api_key"], values["e2b_domain"]):
+            problems.append(wrong_service)
         values["env_file"] = path.absolute() if named or path.is_file() else None
-        return cls(**values)
+        return cls(**values), problems
 
     @property
     def backend(self) -> str:
@@ -207,15 +215,25 @@ class Settings:
     def export_foreign(self) -> list[str]:
         """Put what other libraries read by themselves (hub, tracker) into `os.environ`; names of those put.
 
-        For settings that came from a file. What the process environment has already is left alone.
+        For settings that came from a file, and for values that a `docker run --env-file` passed on with their
+        quotes, which those libraries would take for part of the value.
         """
         put = []
         for name in ("HF_ENDPOINT", "HF_TOKEN", "WANDB_API_KEY"):
             value = getattr(self, name.lower())
-            if value is not None and name not in os.environ:
-                os.environ[name] = value.reveal() if isinstance(value, Secret) else value
+            text = value.reveal() if isinstance(value, Secret) else value
+            if text is not None and os.environ.get(name) != text:
+                os.environ[name] = text
                 put.append(name)
         return put
+
+    def reveals(self, text: str) -> str | None:
+        """The name of the variable whose secret is in `text`, if one is."""
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            if isinstance(value, Secret) and value.reveal() in text:
+                return variable.name
+        return None
 
 
 def exempt_from_proxy(url: str) -> None:
@@ -229,6 +247,18 @@ def exempt_from_proxy(url: str) -> None:
         hosts = [entry for entry in os.environ.get(name, "").split(",") if entry]
         if host not in hosts:
             os.environ[name] = ",".join([*hosts, host])
+
+
+def foreign(name: str) -> str | None:
+    """A variable of another program's, for checks that a run would fail on it; None if it is not set."""
+    if _is_ours(name):
+        raise ValueError(f"{name} is one of VARIABLES: Settings has it")
+    return os.environ.get(name)
+
+
+def variable_named(name: str) -> Variable | None:
+    """The row of VARIABLES of that name."""
+    return next((variable for variable in VARIABLES if variable.name == name), None)
 
 
 def _is_ours(name: str) -> bool:

@@ -35,6 +35,7 @@ import verl_ext.advantage  # noqa: F401 - registers the estimator
 from verl_ext.engine.replica import EarlyReplica, offer
 from verl_ext.rollout import take_records
 from verl_ext.runs import METRICS, note_phase, without_nan
+from verl_ext.settings import Settings
 
 # Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
 _pending: dict[str, float] = {}
@@ -154,6 +155,7 @@ class AgsTaskRunner(TaskRunner):
         global _run_dir
         _run_dir = Path(config.verl_ext.run_dir)
         note_phase(_run_dir, "trainer is imported")
+        Settings.load().export_foreign()  # a tracker's key from `.env`
         install()
         super().run(config)
 

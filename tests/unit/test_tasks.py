@@ -178,8 +178,8 @@ def test_the_words_of_the_user_are_there():
         "train", *["--hardware", "cpu", "--model", "m", "--train", "t", "--val", "v", "--set", "a=1", "--set", "b=2"]
     )
     assert done.returncode == 2
-    assert "a: no key of this name" in done.stderr
-    assert "b: no key of this name" in done.stderr
+    assert "a: verl 0.6.1 has no key of this name" in done.stderr
+    assert "b: verl 0.6.1 has no key of this name" in done.stderr
 
 
 def test_a_task_becomes_its_command_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
