@@ -147,7 +147,7 @@ def unknown_keys(config: DictConfig) -> list[str]:
 def _unknown(config: DictConfig) -> list[tuple[str, str]]:
     known = known_keys()
     found: list[tuple[str, str]] = []
-    for key in _keys(OmegaConf.to_container(config, resolve=False), ""):
+    for key, _ in _items(OmegaConf.to_container(config, resolve=False), ""):
         if key in known or any(key == top or key.startswith(f"{top}.") for top in OPEN_BELOW):
             continue
         parent = key.rpartition(".")[0]
@@ -172,15 +172,20 @@ def _nearest(key: str, known: frozenset[str]) -> str:
 
 def known_keys() -> frozenset[str]:
     """Every key of verl's composed defaults, inner nodes included, and ours as retool.yaml declares them."""
-    ours = _keys({"verl_ext": _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]}, "")
-    return _verl_keys(verl_config_dir()) | KNOWN_BEYOND_YAML | frozenset(ours)
+    return frozenset(default_values()) | KNOWN_BEYOND_YAML
+
+
+def default_values() -> dict[str, Any]:
+    """verl's own value of every key, inner nodes included, and ours as retool.yaml declares them; unresolved."""
+    ours = {"verl_ext": _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]}
+    return {**_verl_defaults(verl_config_dir()), **dict(_items(ours, ""))}
 
 
 @functools.cache
-def _verl_keys(folder: Path) -> frozenset[str]:
+def _verl_defaults(folder: Path) -> dict[str, Any]:
     with initialize_config_dir(str(folder), version_base=None):
         defaults = hydra_compose("ppo_trainer")
-    return frozenset(_keys(OmegaConf.to_container(defaults, resolve=False), ""))
+    return dict(_items(OmegaConf.to_container(defaults, resolve=False), ""))
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -274,10 +279,11 @@ def _open_interpolations(node: Any, prefix: str) -> Iterator[str]:
         yield from _open_interpolations(value, inner)
 
 
-def _keys(node: Any, prefix: str) -> Iterator[str]:
+def _items(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Every key below a mapping with its value, inner nodes included."""
     if not isinstance(node, dict):
         return
     for name, value in node.items():
         key = f"{prefix}.{name}" if prefix else str(name)
-        yield key
-        yield from _keys(value, key)
+        yield key, value
+        yield from _items(value, key)

@@ -236,6 +236,16 @@ class Settings:
         return None
 
 
+# Sandboxes of a local server: about 10 MiB each, so 64 fit anywhere; creates are bounded by its CPU alone.
+LOCAL_MAX_ALIVE, LOCAL_CREATE_RATE_PER_S = 64, 1000
+
+
+def sandboxes_alive(settings: Settings) -> int:
+    """How many sandboxes a run may have at once: the account's, or a local server's if nobody said otherwise."""
+    local = settings.backend == "local" and settings.is_default("sandbox_max_alive")
+    return LOCAL_MAX_ALIVE if local else settings.sandbox_max_alive
+
+
 def exempt_from_proxy(url: str) -> None:
     """Let this process and its children reach `url` directly, though a proxy is set for the rest.
 
