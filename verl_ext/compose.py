@@ -66,6 +66,24 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in CONFIG_DIR.glob("*.yaml") if "defaults" in _yaml(path))
 
 
+def hardware_values(name: str) -> dict[str, Any]:
+    """What a hardware file sets, by key."""
+    return {key: value for key, value in items(_yaml(HARDWARE_DIR / f"{name}.yaml")) if not isinstance(value, dict)}
+
+
+def recipe_chain(name: str) -> list[str]:
+    """The recipe files that a recipe is made of, lowest first, itself last; verl's own is not one of them."""
+    below = [entry for entry in _yaml(CONFIG_DIR / f"{name}.yaml")["defaults"] if entry in recipe_names()]
+    return [*(part for entry in below for part in recipe_chain(entry)), name]
+
+
+def recipe_values(name: str) -> dict[str, Any]:
+    """What one recipe file sets itself, by key."""
+    content = _yaml(CONFIG_DIR / f"{name}.yaml")
+    content.pop("defaults")
+    return {key: value for key, value in items(content) if not isinstance(value, dict)}
+
+
 def check_names(recipe: str, hardware: str) -> None:
     """Whether there are such files.
 
@@ -96,9 +114,7 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
     return config
 
 
-def compose_what_can_be(
-    recipe: str, hardware: str, overrides: Sequence[str] = ()
-) -> tuple[DictConfig, list[str]]:
+def compose_what_can_be(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, list[str]]:
     """Like `compose`, but what is wrong is left out and told, so that the rest can be looked at as well.
 
     Raises:
@@ -147,7 +163,7 @@ def unknown_keys(config: DictConfig) -> list[str]:
 def _unknown(config: DictConfig) -> list[tuple[str, str]]:
     known = known_keys()
     found: list[tuple[str, str]] = []
-    for key, _ in _items(OmegaConf.to_container(config, resolve=False), ""):
+    for key, _ in items(OmegaConf.to_container(config, resolve=False)):
         if key in known or any(key == top or key.startswith(f"{top}.") for top in OPEN_BELOW):
             continue
         parent = key.rpartition(".")[0]
@@ -178,14 +194,19 @@ def known_keys() -> frozenset[str]:
 def default_values() -> dict[str, Any]:
     """verl's own value of every key, inner nodes included, and ours as retool.yaml declares them; unresolved."""
     ours = {"verl_ext": _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]}
-    return {**_verl_defaults(verl_config_dir()), **dict(_items(ours, ""))}
+    return {**verl_defaults(), **dict(items(ours))}
+
+
+def verl_defaults() -> dict[str, Any]:
+    """verl's own value of every key, inner nodes included; unresolved."""
+    return _verl_defaults(verl_config_dir())
 
 
 @functools.cache
 def _verl_defaults(folder: Path) -> dict[str, Any]:
     with initialize_config_dir(str(folder), version_base=None):
         defaults = hydra_compose("ppo_trainer")
-    return dict(_items(OmegaConf.to_container(defaults, resolve=False), ""))
+    return dict(items(OmegaConf.to_container(defaults, resolve=False)))
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -279,11 +300,11 @@ def _open_interpolations(node: Any, prefix: str) -> Iterator[str]:
         yield from _open_interpolations(value, inner)
 
 
-def _items(node: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key below a mapping with its value, inner nodes included."""
     if not isinstance(node, dict):
         return
     for name, value in node.items():
         key = f"{prefix}.{name}" if prefix else str(name)
         yield key, value
-        yield from _items(value, key)
+        yield from items(value, key)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ class Footer:
 
 
 def files(value: Any) -> list[Path]:
-    """verl's train_files and val_files: one path or a list of them."""
-    return [Path(str(item)).expanduser() for item in ([value] if isinstance(value, str) else value or [])]
+    """verl's train_files and val_files: one path or a list of them; anything else names none."""
+    items = [value] if isinstance(value, str) else value if isinstance(value, Sequence) else []
+    return [Path(str(item)).expanduser() for item in items]
 
 
 def footer(path: Path) -> Footer | None:

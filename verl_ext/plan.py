@@ -56,9 +56,7 @@ class Plan:
     host_gib: float | None
 
 
-def make_plan(
-    config: DictConfig, shape: ModelShape | None, *, sandboxes_alive: int, card_gib: float | None
-) -> Plan:
+def make_plan(config: DictConfig, shape: ModelShape | None, *, sandboxes_alive: int, card_gib: float | None) -> Plan:
     """The plan of a resolved configuration that preflight found no fault in.
 
     Args:

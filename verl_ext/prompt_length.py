@@ -33,6 +33,7 @@ class PromptLengths:
         self.template = chat_template(folder)
         self._tools = list(tools) or None
         self._arguments = template_arguments
+        self._special_tokens = _special_tokens(folder)
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -40,8 +41,20 @@ class PromptLengths:
 
         try:
             return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
-        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+        except Exception as error:
             raise ConfigurationError(f"{self.folder / 'tokenizer.json'} cannot be read: {error}") from error
+
+    @cached_property
+    def _compiled(self) -> Any:
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        # As transformers 4.57 does (utils/chat_template_utils.py).
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        return environment.from_string(self.template)
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt's text, ready for the assistant's answer.
@@ -50,19 +63,16 @@ class PromptLengths:
             ConfigurationError: the template fails on such messages.
         """
         from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        # As transformers 4.57 does (utils/chat_template_utils.py).
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)  # noqa: DTZ005
         try:
-            return environment.from_string(self.template).render(
-                messages=messages, tools=self._tools, documents=None, add_generation_prompt=True,
-                **_special_tokens(self.folder), **self._arguments,
-            )  # fmt: skip
+            return self._compiled.render(
+                messages=messages,
+                tools=self._tools,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
+                **self._arguments,
+            )
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ConfigurationError(f"the chat template of {self.folder} fails on a prompt: {error}") from error
 

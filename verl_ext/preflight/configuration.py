@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from verl_ext.compose import KNOWN_BEYOND_YAML, OPEN_BELOW, default_values
+from verl_ext.compose import KNOWN_BEYOND_YAML, OPEN_BELOW, default_values, items
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import VARIABLES
 
@@ -31,22 +31,18 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 def value_type(subject: Subject) -> Iterator[str]:
     """A value that is of another kind than verl's default is read wrong, late and far away."""
+    values = dict(items(OmegaConf.to_container(subject.config)))
     for key, default in default_values().items():
         if default is None or key in KNOWN_BEYOND_YAML or (isinstance(default, str) and "${" in default):
             continue
         if key == "actor_rollout_ref.model.path" or default == "???":
             continue  # `model` looks at it; what is missing was told by compose
-        try:
-            value = subject.get(key)
-        except (AttributeError, TypeError, ValueError):
-            value = None
-        yield from _wrong_kind(key, default, value)
+        if key in values:
+            yield from _wrong_kind(key, default, values[key])
 
 
 def _wrong_kind(key: str, default: Any, value: Any) -> Iterator[str]:
     kind = type(default)
-    if OmegaConf.is_config(value):
-        value = OmegaConf.to_container(value)
     if key in _TEXT_OR_LIST:
         if value is not None and not isinstance(value, str | list):
             yield f"{key} is {value!r}: write text or a list of it"
@@ -103,9 +99,9 @@ def sizes(subject: Subject) -> Iterator[str]:
     """Counts must be whole and at least 1."""
     for key in (*_SIZES, *_SIZES_OR_NONE):
         value = subject.get(key)
-        if value is None and key in _SIZES_OR_NONE:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        # What is no whole number was told by `value_type`, but where verl's default is none.
+        if (whole and value < 1) or (not whole and value is not None and key in _SIZES_OR_NONE):
             yield f"{key} is {value!r}: it must be a whole number of at least 1"
 
 

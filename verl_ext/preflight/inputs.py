@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from verl_ext.data_root import hub_id_of, raw_data_folder
 from verl_ext.errors import ConfigurationError
 from verl_ext.model_shape import read_shape, weight_problems
 from verl_ext.parquet_files import prompts_longer_than
@@ -22,7 +23,9 @@ def model(subject: Subject) -> Iterator[str]:
     try:
         read_shape(subject.model)
     except ConfigurationError as error:
-        yield f"{error}: give its folder with --model, or fetch it with `invoke download --model ID`"
+        hub_id = hub_id_of(subject.model)
+        fetch = f"fetch it with `invoke download --model {hub_id}`, or " if hub_id else ""
+        yield f"{error}: {fetch}give its folder with --model"
 
 
 def weights(subject: Subject) -> Iterator[str]:
@@ -38,9 +41,16 @@ def data_files(subject: Subject) -> Iterator[str]:
             yield f"data.{name} names no file: make one with `invoke prepare-data`"
         for path, found in subject.footers[name].items():
             if not path.is_file():
-                yield f"data.{name}: {path} is not there: {_PREPARE}"
+                yield f"data.{name}: {path} is not there: {_make(subject)}"
             elif found is None:
                 yield f"data.{name}: {path} is no parquet file that can be read: {_PREPARE}"
+
+
+def _make(subject: Subject) -> str:
+    """The commands that are still to be run for prepared data."""
+    hub, root = subject.config.verl_ext.hub, subject.settings.data_root
+    missing = [hub_id for hub_id in (hub.train, hub.val) if not raw_data_folder(root, hub_id).is_dir()]
+    return "make it with `invoke download` and then `invoke prepare-data`" if missing else _PREPARE
 
 
 def data_columns(subject: Subject) -> Iterator[str]:
@@ -90,7 +100,7 @@ def tool_file(subject: Subject) -> Iterator[str]:
             "cut: raise the second"
         )
     if entry["config"].get("call_timeout_s", 30) >= entry["config"].get("sandbox_ttl_s", 300):
-        yield "tool config: call_timeout_s is not below sandbox_ttl_s, so a sandbox would end in its first call: raise it"
+        yield "tool config: call_timeout_s is not below sandbox_ttl_s, so a sandbox would end in its first call"
 
 
 def chat_template(subject: Subject) -> Iterator[str]:
@@ -161,4 +171,3 @@ def context_length(subject: Subject) -> Iterator[str]:
             f"prompt + response = {longest} tokens, and the model was made for {shape.max_positions}: lower "
             "data.max_response_length"
         )
-

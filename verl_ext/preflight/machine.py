@@ -18,6 +18,7 @@ from verl_ext.settings import foreign
 MIN_OPEN_FILES = 8192
 MIN_PROCESSES = 4096
 # What verl's own docs give a container with several GPUs is 10 GB (docs/start/install.rst).
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - what is measured
 MIN_SHARED_MEMORY_GIB = 8
 # Beyond it Ray makes no objects any more (local_fs_capacity_threshold).
 MAX_TMP_SHARE = 0.95
@@ -102,13 +103,13 @@ def shared_memory(subject: Subject) -> Iterator[str]:
     if not subject.on_gpu or subject.gpus_wanted < 2:
         return
     try:
-        total_gib = shutil.disk_usage("/dev/shm").total / _GIB  # noqa: S108 - what is measured
+        total_gib = shutil.disk_usage(SHARED_MEMORY).total / _GIB
     except OSError:
         total_gib = 0.0
     if total_gib < MIN_SHARED_MEMORY_GIB:
         yield (
-            f"/dev/shm has {total_gib:.1f} GiB, and {subject.gpus_wanted} GPUs need {MIN_SHARED_MEMORY_GIB}: in a "
-            "container use --shm-size=10g or --ipc=host"
+            f"{SHARED_MEMORY} has {total_gib:.1f} GiB, and {subject.gpus_wanted} GPUs need {MIN_SHARED_MEMORY_GIB}: "
+            "in a container use --shm-size=10g or --ipc=host"
         )
 
 
@@ -157,7 +158,7 @@ def tmp_disk(subject: Subject) -> Iterator[str]:
     usage = shutil.disk_usage("/tmp")  # noqa: S108 - Ray's place
     full = 1 - usage.free / usage.total
     if full >= MAX_TMP_SHARE:
-        yield f"the disk of /tmp is {full:.0%} full, and Ray makes no objects beyond {MAX_TMP_SHARE:.0%}: free some of it"
+        yield f"the disk of /tmp is {full:.0%} full, and Ray stops at {MAX_TMP_SHARE:.0%}: free some of it"
 
 
 def _existing(path: Path) -> Path:

@@ -108,9 +108,10 @@ def heads(subject: Subject) -> Iterator[str]:
         return
     tensor, sequence = ours.rollout.tensor_model_parallel_size, ours.actor.ulysses_sequence_parallel_size
     if shape.attention_heads % tensor:
+        fitting = _divisor(shape.attention_heads, tensor)
         yield (
-            f"the model's {shape.attention_heads} attention heads do not divide by tensor_model_parallel_size {tensor}: "
-            f"set actor_rollout_ref.rollout.tensor_model_parallel_size to {_divisor(shape.attention_heads, tensor)}"
+            f"the model's {shape.attention_heads} attention heads do not divide by tensor_model_parallel_size "
+            f"{tensor}: set actor_rollout_ref.rollout.tensor_model_parallel_size to {fitting}"
         )
     pairs = shape.key_value_heads
     if shape.attention_heads % sequence or (pairs % sequence and sequence % pairs):
