@@ -98,7 +98,8 @@ class GpuMemory:
             )
 
     def _cure(self) -> str:
-        room_gib = self.card_gib - self.resident_gib - CUDA_GRAPHS_GIB
+        generation = next(phase for phase in self.phases if phase.name == GENERATE)
+        room_gib = self.card_gib - (generation.total_gib - self.engine_gib)
         highest = math.floor(room_gib / self.card_gib * 20) / 20
         other = " or actor.strategy to fsdp2, which gives the weights back" if self.fsdp1_alone else ""
         return f"set actor_rollout_ref.rollout.gpu_memory_utilization to {highest:.2f} or less{other}"

@@ -58,7 +58,9 @@ def test_what_is_not_offloaded_stays_beside_the_engine(configs, qwen):
     found = memory(configs["h200x1"], qwen, **off)
     assert found.resident_gib == pytest.approx(1.3 + 4 * qwen.parameters / 2**30)
     [problem] = found.problems()
-    assert problem.startswith("generation needs 160.0 GiB of the GPU's 139.8 (CUDA 1.3, weights 15.0, optimizer 30.0")
+    assert problem.startswith("generation needs 160.1 GiB of the GPU's 139.8 (CUDA 1.3, weights 15.0, optimizer 30.0")
+    assert problem.endswith("gpu_memory_utilization to 0.65 or less")
+    assert list(memory(configs["h200x1"], qwen, **off, **{f"{ROLLOUT}.gpu_memory_utilization": 0.65}).problems()) == []
 
 
 def test_a_shard_is_a_part(configs, qwen):
@@ -85,7 +87,9 @@ def test_sizes_move_what_they_should(configs, qwen):
 
     assert phase("update", **{"actor_rollout_ref.model.enable_gradient_checkpointing": False}) > phase("update") + 60
     assert phase("log-probs", **{f"{ACTOR}.use_torch_compile": False}) > phase("log-probs") + 40
-    assert phase("weights to the engine", **{f"{ROLLOUT}.tensor_model_parallel_size": 2}) < phase("weights to the engine")
+    assert phase("weights to the engine", **{f"{ROLLOUT}.tensor_model_parallel_size": 2}) < phase(
+        "weights to the engine"
+    )
 
 
 def test_the_engines_cache_is_what_is_left(configs, qwen):

@@ -313,37 +313,44 @@ def disk(total: float, free: float) -> Callable[[object], Any]:
 
 
 @pytest.mark.parametrize(
-    ("check", "hardware", "patch", "words"),
+    ("check", "hardware", "change", "words"),
     [
-        ("gpus", "h200x8", lambda m, gpu: m.setattr(subject, "visible_gpus", lambda: [gpu(0)]), "wants 8 GPUs, and 1"),
-        ("gpus", "h20x4", lambda m, _: m.setattr(subject, "visible_gpus", list), "--gpus all"),
-        (
-            "gpu-busy", "h200x1",
-            lambda m, gpu: m.setattr(subject, "visible_gpus", lambda: [gpu(0, used_gib=40.0)]), "40.0 GiB in use already",
-        ),
-        ("ray-address", "cpu", lambda m, _: m.setenv("RAY_ADDRESS", "10.0.0.1:6379"), "unset RAY_ADDRESS"),
-        (
-            "ray-running", "h200x1",
-            lambda m, _: m.setattr(machine.psutil, "process_iter", lambda _: [Process("raylet")]), "ray stop",
-        ),
-        ("open-files", "cpu", lambda m, _: m.setattr(machine.resource, "getrlimit", lambda _: (1024, 1024)), "ulimit -n"),
-        ("processes", "cpu", lambda m, _: m.setattr(machine.resource, "getrlimit", lambda _: (1024, 1024)), "ulimit -u"),
-        ("shared-memory", "h200x2", lambda m, _: m.setattr(machine.shutil, "disk_usage", disk(0.06, 0.06)), "--shm-size"),
-        ("host-memory", "h200x1", lambda m, _: m.setattr(machine, "memory_available_gib", lambda: 20.0), "45 GiB"),
-        ("disk", "h200x1", lambda m, _: m.setattr(machine.shutil, "disk_usage", disk(1000, 30)), "save_contents=[model]"),
-        ("tmp-disk", "cpu", lambda m, _: m.setattr(machine.shutil, "disk_usage", disk(1000, 20)), "98% full"),
-        (
-            "allocator", "h200x1",
-            lambda m, _: m.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), "take it out",
-        ),
+        ("gpus", "h200x8", "one gpu", "wants 8 GPUs, and 1"),
+        ("gpus", "h20x4", "no gpu", "--gpus all"),
+        ("gpu-busy", "h200x1", "busy gpu", "40.0 GiB in use already"),
+        ("ray-address", "cpu", "RAY_ADDRESS=10.0.0.1:6379", "unset RAY_ADDRESS"),
+        ("ray-running", "h200x1", "raylet", "ray stop"),
+        ("open-files", "cpu", "low limits", "ulimit -n"),
+        ("processes", "cpu", "low limits", "ulimit -u"),
+        ("shared-memory", "h200x2", "small disk", "--shm-size"),
+        ("host-memory", "h200x1", "little memory", "45 GiB"),
+        ("disk", "h200x1", "small disk", "save_contents=[model]"),
+        ("tmp-disk", "cpu", "full disk", "98% full"),
+        ("allocator", "h200x1", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "take it out"),
     ],
-)  # fmt: skip
+)
 def test_what_this_machine_lacks_is_named_with_its_cure(
-    check: str, hardware: str, patch, words: str, look, make_gpu, monkeypatch: pytest.MonkeyPatch
+    check: str, hardware: str, change: str, words: str, look, make_gpu, monkeypatch: pytest.MonkeyPatch
 ):
-    if hardware == "cpu":
-        assert not {name for name, _ in look(hardware)} & {check}
-    patch(monkeypatch, make_gpu)
+    match change:
+        case "one gpu":
+            monkeypatch.setattr(subject, "visible_gpus", lambda: [make_gpu(0)])
+        case "no gpu":
+            monkeypatch.setattr(subject, "visible_gpus", list)
+        case "busy gpu":
+            monkeypatch.setattr(subject, "visible_gpus", lambda: [make_gpu(0, used_gib=40.0)])
+        case "raylet":
+            monkeypatch.setattr(machine.psutil, "process_iter", lambda _: [Process("raylet")])
+        case "low limits":
+            monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 1024))
+        case "little memory":
+            monkeypatch.setattr(machine, "memory_available_gib", lambda: 20.0)
+        case "small disk":
+            monkeypatch.setattr(machine.shutil, "disk_usage", disk(6, 6))
+        case "full disk":
+            monkeypatch.setattr(machine.shutil, "disk_usage", disk(1000, 20))
+        case _:
+            monkeypatch.setenv(*change.split("=", 1))
     found = look(hardware)
     assert [text for name, text in found if name == check and words in text], found
 
