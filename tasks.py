@@ -32,6 +32,17 @@ def become(module: str, *arguments: str) -> None:
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606, TID251
 
 
+def given(flags: dict[str, str]) -> list[str]:
+    """The flags that have a value, each with it, so that a value may begin with a dash."""
+    return [f"{flag}={value}" for flag, value in flags.items() if value]
+
+
+def behind_dashes() -> list[str]:
+    """What the user wrote behind `--`, word by word; invoke itself would join it."""
+    words = sys.argv
+    return words[words.index("--") + 1 :] if "--" in words else []
+
+
 @task(help={"stack": "cpu or gpu"})
 def setup(context, stack="cpu"):
     """Install a stack from its hash-pinned lock."""
@@ -49,43 +60,74 @@ def setup(context, stack="cpu"):
 def smoke(context, hardware="cpu", control="", set_=None):
     """Train a tiny model for real: on two CPU cores, or on a GPU."""
     setup(context, "cpu" if hardware == "cpu" else "gpu")
-    options = {"--hardware": hardware, "--control": control}
-    become("recipe.smoke.run", *(f"{flag}={value}" for flag, value in options.items() if value), *(set_ or []))
+    flags = {"--hardware": hardware, "--control": control}
+    become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())
 
 
 @task(
     help={
-        "train": "DAPO-Math-17k: file, folder or hub id kept locally",
-        "val": "AIME 2024: file, folder or hub id kept locally",
-        "out": "folder for train.parquet, val.parquet, report.json",
+        "train": "file, folder or hub id kept locally; default: DAPO-Math-17k",
+        "val": "file, folder or hub id kept locally; default: AIME 2024",
+        "out": "folder for the files; default: data/retool of the data root",
         "max_rows": "keep the first N rows of each file",
         "language": "en, zh or all",
-        "data_root": "where hub ids are looked up",
+        "data_root": "where hub ids are looked up; default: VERL_EXT_DATA_ROOT",
     }
 )
-def prepare_data(context, train, val, out, max_rows="", language="", data_root=""):
+def prepare_data(context, train="", val="", out="", max_rows="", language="", data_root=""):
     """Make training and validation files from raw data."""
-    options = {"--max-rows": max_rows, "--language": language, "--data-root": data_root}
-    flags = [part for flag, value in options.items() if value for part in (flag, value)]
-    become("recipe.retool.prepare_data", "--train", train, "--val", val, "--out", out, *flags)
+    flags = {
+        "--train": train, "--val": val, "--out": out, "--max-rows": max_rows, "--language": language,
+        "--data-root": data_root,
+    }  # fmt: skip
+    become("recipe.retool.prepare_data", *given(flags))
 
 
 @task(
     help={
-        "hardware": "a file of recipe/retool/config/hardware",
-        "model": "a Hugging Face folder",
-        "train": "parquet made by prepare-data",
-        "val": "parquet made by prepare-data",
+        "hardware": "a file of recipe/retool/config/hardware; default: by GPUs",
+        "model": "a Hugging Face folder or hub id; default: the recipe's",
+        "train": "parquet made by prepare-data; default: the data root's",
+        "val": "parquet made by prepare-data; default: the data root's",
         "recipe": "a file of recipe/retool/config",
         "run_id": "name of the run",
-        "set_": "KEY=VALUE of verl's configuration, repeatable",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+        "env_file": "in place of ./.env",
+        "sandbox": "auto, e2b or local",
+        "dry_run": "show layers, plan, bare command and problems only",
+        "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
     iterable=["set_"],
 )
-def train(context, hardware, model, train, val, recipe="retool", run_id="", set_=None):
+def train(
+    context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
+    dry_run=False, set_=None,
+):  # fmt: skip
     """Train on this machine."""
-    flags = ["--recipe", recipe, "--hardware", hardware, "--model", model, "--train", train, "--val", val]
-    become("verl_ext.launch", *flags, *(["--run-id", run_id] if run_id else []), *(set_ or []))
+    flags = {
+        "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
+        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
+    }  # fmt: skip
+    become("verl_ext.launch", *given(flags), "--dry-run" if dry_run else "", *(set_ or []), *behind_dashes())
+
+
+@task(
+    help={
+        "model": "hub id; with it, or with data, nothing else is fetched",
+        "data": "hub id of a data set",
+        "source": "huggingface or modelscope",
+        "revision": "branch, tag or commit",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+        "env_file": "in place of ./.env",
+    }
+)
+def download(context, model="", data="", source="", revision="", data_root="", env_file=""):
+    """Fetch the recipe's model and data from a hub."""
+    flags = {
+        "--model": model, "--data": data, "--source": source, "--revision": revision,
+        "--data-root": data_root, "--env-file": env_file,
+    }  # fmt: skip
+    become("verl_ext.download", *given(flags))
 
 
 @task(
@@ -134,4 +176,4 @@ def lock(context):
     become("verl_ext.lock")
 
 
-namespace = Collection(setup, smoke, prepare_data, train, export, serve_sandbox, settings, check, test, lock)
+namespace = Collection(setup, smoke, download, prepare_data, train, export, serve_sandbox, settings, check, test, lock)

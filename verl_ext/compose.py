@@ -84,6 +84,11 @@ def recipe_values(name: str) -> dict[str, Any]:
     return {key: value for key, value in items(content) if not isinstance(value, dict)}
 
 
+def hub_ids() -> dict[str, str]:
+    """`model`, `train` and `val`: what the recipe takes from a hub."""
+    return _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]["hub"]
+
+
 def check_names(recipe: str, hardware: str) -> None:
     """Whether there are such files.
 

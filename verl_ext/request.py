@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -129,8 +128,7 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
 
 
 def _from_flags(request: RunRequest, settings: Settings, run_id: str, run_dir: Path) -> tuple[str, ...]:
-    hub: dict[str, Any] = composition.default_values()["verl_ext.hub"]
-    model = find_model(settings.data_root, str(request.model or hub["model"]))
+    model = find_model(settings.data_root, str(request.model or composition.hub_ids()["model"]))
     train, val = prepared_data(settings.data_root)
     values = {
         "verl_ext.run_id": run_id,

@@ -23,7 +23,10 @@ from recipe.retool.deduplicate import Deduplicator, Problem
 from recipe.retool.prepared import FORMAT, build_rows, content_hash, hash_rows, load_report, write_prepared
 from recipe.retool.questions import INSTRUCTION, answer_kind, build_prompt, language_of, same_answer_key
 from recipe.retool.sources import AIME_SOURCE, SourceFile, open_file
+from verl_ext.compose import hub_ids
+from verl_ext.data_root import prepared_data
 from verl_ext.errors import DataError, VerlAgsError
+from verl_ext.settings import Settings
 
 __all__ = ["content_hash", "load_report", "main", "prepare"]
 
@@ -260,12 +263,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m recipe.retool.prepare_data", description="Prepare training and validation data for verl."
     )
     source = "parquet or jsonl file, folder of them, hub cache folder, or hub id kept under the data root"
-    parser.add_argument("--train", required=True, metavar="PATH", help=f"DAPO-Math-17k: {source}")
-    parser.add_argument("--val", required=True, metavar="PATH", help=f"AIME 2024: {source}")
-    parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder for the prepared files")
+    hub = hub_ids()
+    parser.add_argument("--train", default=hub["train"], metavar="PATH", help=f"DAPO-Math-17k: {source}")
+    parser.add_argument("--val", default=hub["val"], metavar="PATH", help=f"AIME 2024: {source}")
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="folder for the files; default: <data root>/data/retool"
+    )
     parser.add_argument("--max-rows", type=_positive, metavar="N", help="keep the first N questions of each file")
     parser.add_argument("--language", choices=("en", "zh", "all"), default="all", help="training questions to keep")
-    parser.add_argument("--data-root", metavar="DIR", type=Path, help="where hub ids are looked up")
+    parser.add_argument(
+        "--data-root", metavar="DIR", type=Path, help="where hub ids are looked up; as set, if left out"
+    )
     return parser
 
 
@@ -281,12 +289,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     console = Console()
     try:
+        data_root = args.data_root or Settings.load().data_root
+        out = args.out or prepared_data(data_root)[0].parent
         report = prepare(
             args.train,
             args.val,
-            args.out,
+            out,
             limits=Limits(args.max_rows, args.language),
-            data_root=args.data_root,
+            data_root=data_root,
             console=console,
         )
     except VerlAgsError as error:
@@ -295,7 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(report_table(report))
     for conflict in report["train"]["conflicts"]:
         console.print(f"conflict {conflict['index']}: answers {conflict['answers']}", markup=False, soft_wrap=True)
-    console.print(f"written to {args.out}", markup=False, soft_wrap=True)
+    console.print(f"written to {out}", markup=False, soft_wrap=True)
     return 0
 
 

@@ -171,9 +171,9 @@ def test_hub_cache_folder_and_its_snapshot(tmp_path):
 
 
 def test_hub_id_is_looked_up_under_the_data_root(tmp_path):
-    with pytest.raises(DataError, match=r"put its files into <data root>/data/raw/org--name .*--data-root"):
+    with pytest.raises(DataError, match=r"invoke download --data org/name.*--data-root"):
         find_files("org/name", "train")
-    with pytest.raises(DataError, match=rf"put its files into {tmp_path}/data/raw/org--name"):
+    with pytest.raises(DataError, match=rf"which puts it into {tmp_path}/data/raw/org--name"):
         find_files("org/name", "train", tmp_path)
     file = write(tmp_path / "data" / "raw" / "org--name" / "a.parquet", [dapo_row()])
     assert find_files("org/name", "train", tmp_path) == [file]
