@@ -58,7 +58,7 @@ def setup(context, stack="cpu"):
     iterable=["set_"],
 )
 def smoke(context, hardware="cpu", control="", set_=None):
-    """Train a tiny model for real: on two CPU cores, or on a GPU."""
+    """Train a tiny model for real, on two CPU cores."""
     setup(context, "cpu" if hardware == "cpu" else "gpu")
     flags = {"--hardware": hardware, "--control": control}
     become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())

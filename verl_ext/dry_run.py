@@ -13,7 +13,7 @@ from verl_ext import compose as composition
 from verl_ext.gpu_memory import GpuMemory
 from verl_ext.plan import Plan
 from verl_ext.request import Configured, RunRequest, configure
-from verl_ext.settings import Settings
+from verl_ext.settings import Settings, variable_named
 
 WIDTH = 118
 
@@ -27,19 +27,23 @@ def dry_run(request: RunRequest, settings: Settings, wrong_settings: Sequence[st
         ConfigurationError: the configuration has problems. It is shown first, as far as it goes.
     """
     configured = configure(request, settings, wrong_settings)
-    say(_text(_layers(request, configured)))
+
+    def show(text: str) -> None:
+        say(settings.redacted(text))  # an override may hold a secret, which is one of the problems below
+
+    show(_text(_layers(request, configured)))
     if not any(problem.check in ("value-type", "sizes", "ranges") for problem in configured.problems):
         plan = configured.subject.plan
-        say(_text(_plan_table(plan)))
-        say(_text(_memory_table(plan.memory)) if plan.memory else _no_memory(configured))
-    say(f"The same configuration for verl alone:\n\n{bare_command.command(configured.config)}\n")
+        show(_text(_plan_table(plan)))
+        show(_text(_memory_table(plan.memory)) if plan.memory else _no_memory(configured))
+    show(f"The same configuration for verl alone:\n\n{bare_command.command(configured.config)}\n")
     of_machine = [problem for problem in configured.problems if problem.of_machine]
     if of_machine:
         lines = "".join(f"\n  - {problem}" for problem in of_machine)
-        say(f"On this machine it would not start:{lines}\n")
+        show(f"On this machine it would not start:{lines}\n")
     configured.without_machine().refuse_problems()
     if not of_machine:
-        say("No problem was found.")
+        show("No problem was found.")
 
 
 def _layers(request: RunRequest, configured: Configured) -> Table:
@@ -59,8 +63,8 @@ def _layers(request: RunRequest, configured: Configured) -> Table:
         table.add_row("flags", key, value.strip('"'))
     for override in request.overrides:
         key, _, value = override.partition("=")
-        if configured.subject.settings.reveals(override) is None:
-            table.add_row("overrides", key.strip("+"), value)
+        if variable_named(key.lstrip("+")) is None:  # a setting is no override, and its value not to be shown
+            table.add_row("overrides", key.lstrip("+"), value)
     return table
 
 

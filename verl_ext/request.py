@@ -124,7 +124,8 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     subject = Subject(resolved, settings)
     told = {text.partition(" ")[0] for text in missing}
     problems += [problem for problem in preflight.look(subject) if problem.text.partition(" ")[0] not in told]
-    return Configured(hardware, from_flags, resolved, run_dir, tuple(problems), subject)
+    shown = tuple(replace(problem, text=settings.redacted(problem.text)) for problem in problems)
+    return Configured(hardware, from_flags, resolved, run_dir, shown, subject)
 
 
 def _from_flags(request: RunRequest, settings: Settings, run_id: str, run_dir: Path) -> tuple[str, ...]:

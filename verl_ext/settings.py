@@ -227,6 +227,14 @@ class Settings:
                 put.append(name)
         return put
 
+    def redacted(self, text: str) -> str:
+        """`text` with every secret in it replaced by ***."""
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            if isinstance(value, Secret):
+                text = text.replace(value.reveal(), "***")
+        return text
+
     def reveals(self, text: str) -> str | None:
         """The name of the variable whose secret is in `text`, if one is."""
         for variable in VARIABLES:

@@ -38,7 +38,8 @@ def _hub_folder(source: str, data_root: Path | None) -> Path:
     folder = raw_data_folder(data_root or Path("<data root>"), source)
     if data_root is None or not folder.is_dir():
         raise DataError(
-            f"no such file or folder: {source}. If it is a hub data set, fetch it with `invoke download --data {source}`"
+            f"no such file or folder: {source}. If it is a hub data set, fetch it with `invoke download --data "
+            f"{source}`"
             + (f", which puts it into {folder}." if data_root else ", and name the data root with --data-root.")
         )
     return folder

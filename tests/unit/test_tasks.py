@@ -116,11 +116,13 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
     [
         ("setup", {}, [["verl_ext.stack", "cpu"]]),
         ("setup", {"stack": "gpu"}, [["verl_ext.stack", "gpu"]]),
-        ("smoke", {}, [["verl_ext.stack", "cpu"], ["recipe.smoke.run"]]),
+        ("smoke", {}, [["verl_ext.stack", "cpu"], ["recipe.smoke.run", "--hardware=cpu"]]),
+        ("smoke", {"hardware": "h200x1"}, [["verl_ext.stack", "gpu"], ["recipe.smoke.run", "--hardware=h200x1"]]),
         (
             "smoke",
             {"control": "no-learning", "set_": ["a.b=1", "c=x y"]},
-            [["verl_ext.stack", "cpu"], ["recipe.smoke.run", "--control=no-learning", "a.b=1", "c=x y"]],
+            [["verl_ext.stack", "cpu"],
+             ["recipe.smoke.run", "--hardware=cpu", "--control=no-learning", "a.b=1", "c=x y"]],
         ),
         ("train", {}, [["verl_ext.launch", "--recipe=retool"]]),
         (
