@@ -2,6 +2,7 @@
 
     VerlAgsError
     ├── ConfigurationError (ValueError)      a setting, flag or file of the user is wrong
+    │   └── HubUnreachableError              the hub does not answer; the message says how to do without
     ├── DataError (ValueError)               a data set cannot be used as it is
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
@@ -33,6 +34,10 @@ class ConfigurationError(VerlAgsError, ValueError):
     def listing(cls, headline: str, problems: Iterable[str]) -> Self:
         """Several problems in one error, one a line."""
         return cls(headline + ":" + "".join(f"\n  - {problem}" for problem in problems))
+
+
+class HubUnreachableError(ConfigurationError):
+    """The hub, or the way to it, does not answer; what was fetched already stays."""
 
 
 class DataError(VerlAgsError, ValueError):

@@ -184,6 +184,15 @@ class Settings:
         values["env_file"] = path.absolute() if named or path.is_file() else None
         return cls(**values), problems
 
+    @classmethod
+    def load_with(cls, given: Mapping[str, str], env_file: Path | str | None = None) -> Settings:
+        """Like `load`, with what the user gave as flags over everything.
+
+        Raises:
+            ConfigurationError: as `load`.
+        """
+        return cls.load(env_file, environ={**os.environ, **given})
+
     @property
     def backend(self) -> str:
         """`e2b` or `local`: what `sandbox_backend` comes to."""
