@@ -142,7 +142,7 @@ def compose_what_can_be(recipe: str, hardware: str, overrides: Sequence[str] = (
         except ConfigurationError as error:
             problems.append(str(error))
     unknown = _unknown(base)
-    problems += [f"{key}: {hint}" for key, hint in unknown]
+    problems += [message for _, message in unknown]
     for key, _ in unknown:
         parent, _, name = key.rpartition(".")
         del (OmegaConf.select(base, parent) if parent else base)[name]
@@ -162,33 +162,43 @@ def unknown_keys(config: DictConfig) -> list[str]:
 
     Hydra refuses a typo on its command line but accepts it in a YAML file without a word.
     """
-    return [f"{key}: {hint}" for key, hint in _unknown(config)]
+    return [message for _, message in _unknown(config)]
 
 
 def _unknown(config: DictConfig) -> list[tuple[str, str]]:
+    """The highest unknown keys, each with a message about the first value below it."""
     known = known_keys()
     found: list[tuple[str, str]] = []
-    for key, _ in items(OmegaConf.to_container(config, resolve=False)):
+    for key, value in items(OmegaConf.to_container(config, resolve=False)):
         if key in known or any(key == top or key.startswith(f"{top}.") for top in OPEN_BELOW):
             continue
         parent = key.rpartition(".")[0]
         if parent and parent not in known:
             continue  # its parent is listed already
-        found.append((key, _nearest(key, known)))
+        leaf = next((f"{key}.{name}" for name, inner in items(value) if not isinstance(inner, dict)), key)
+        found.append((key, f"{leaf}: {_nearest(leaf, known)}"))
     return found
 
 
 def _nearest(key: str, known: frozenset[str]) -> str:
-    """The known key that was meant: one that is spelled nearly so, or the only one that ends so."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    """The known keys that may have been meant: spelled nearly so, written without their beginning, or ending so."""
+    near = [name for name in known if name.endswith(f".{key.lower()}") or name == key.lower()]
+    near = near or _spelled_like(key, known)
     if not near:
-        last = key.rpartition(".")[2]
-        near = sorted(name for name in known if name.rpartition(".")[2] == last)
+        last = key.rpartition(".")[2].lower()
+        near = [name for name in known if name.rpartition(".")[2] == last]
     if not near:
         return "verl 0.6.1 has no key of this name or a similar one"
     if len(near) > 3:
-        return f"verl 0.6.1 has no key of this name; {len(near)} keys end in it, for example {near[0]}"
-    return f"verl 0.6.1 has no such key; did you mean {' or '.join(near)}?"
+        return f"verl 0.6.1 has no key of this name; {len(near)} keys end in it, for example {min(near)}"
+    return f"verl 0.6.1 has no such key; did you mean {' or '.join(sorted(near))}?"
+
+
+def _spelled_like(key: str, known: frozenset[str]) -> list[str]:
+    """The nearest spelling, and a second that is about as near."""
+    near = difflib.get_close_matches(key, known, n=2, cutoff=0.75)
+    ratios = [difflib.SequenceMatcher(None, key, name).ratio() for name in near]
+    return [name for name, ratio in zip(near, ratios, strict=True) if ratio > ratios[0] - 0.06]
 
 
 def known_keys() -> frozenset[str]:

@@ -13,6 +13,7 @@ from verl_ext.prompt_length import PromptLengths
 from verl_ext.prompt_length import chat_template as template_of
 
 _COLUMNS = frozenset({"prompt", "data_source", "reward_model"})
+_FILES = {"train_files": "train.parquet", "val_files": "val.parquet"}
 _PREPARE = "make it with `invoke prepare-data`"
 # Any tokenizer makes at most one token of a byte, so shorter prompts need not be counted; a little for the marks.
 _MARKS = 64
@@ -40,7 +41,9 @@ def data_files(subject: Subject) -> Iterator[str]:
         if not subject.footers[name]:
             yield f"data.{name} names no file: make one with `invoke prepare-data`"
         for path, found in subject.footers[name].items():
-            if not path.is_file():
+            if path.is_dir():
+                yield f"data.{name}: {path} is a folder: name the file in it, as {path / _FILES[name]}"
+            elif not path.is_file():
                 yield f"data.{name}: {path} is not there: {_make(subject)}"
             elif found is None:
                 yield f"data.{name}: {path} is no parquet file that can be read: {_PREPARE}"
