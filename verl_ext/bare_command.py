@@ -1,16 +1,22 @@
-"""The same configuration as one command of verl's own, so that nobody depends on our launcher to repeat a run."""
+"""The same configuration as one command of verl's own, so that nobody depends on our launcher to compose a run.
+
+verl finds the reward, the agent loop and, by VERL_USE_EXTERNAL_MODULES, the advantage estimator. What it does not
+have alone is what verl_ext/trainer.py puts in its place: the pool of sandboxes, the records, the clean-up.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext.compose import verl_defaults
 
+ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ("python", "-m", "verl.trainer.main_ppo")
 # What Hydra reads as text when it stands alone; everything else is quoted.
 _PLAIN = re.compile(r"[A-Za-z/][\w./-]*")
@@ -34,7 +40,10 @@ def overrides(config: DictConfig) -> list[str]:
 
 def command(config: DictConfig) -> str:
     """The command, one override a line, for a shell."""
-    lines = [" ".join(PROGRAM), *(shlex.quote(override) for override in overrides(config))]
+    cpu = OmegaConf.select(config, "verl_ext.device") == "cpu"
+    modules = "verl_ext.cpu,verl_ext.advantage" if cpu else "verl_ext.advantage"
+    variables = [f"PYTHONPATH={shlex.quote(str(ROOT))}", f"VERL_USE_EXTERNAL_MODULES={modules}"]
+    lines = [" ".join([*variables, *PROGRAM]), *(shlex.quote(override) for override in overrides(config))]
     return " \\\n    ".join(lines)
 
 

@@ -36,7 +36,10 @@ def dry_run(request: RunRequest, settings: Settings, wrong_settings: Sequence[st
         plan = configured.subject.plan
         show(_text(_plan_table(plan)))
         show(_text(_memory_table(plan.memory)) if plan.memory else _no_memory(configured))
-    show(f"The same configuration for verl alone:\n\n{bare_command.command(configured.config)}\n")
+    show(
+        "The same configuration for verl alone (without our sandboxes, records and clean-up):\n\n"
+        f"{bare_command.command(configured.config)}\n"
+    )
     of_machine = [problem for problem in configured.problems if problem.of_machine]
     if of_machine:
         lines = "".join(f"\n  - {problem}" for problem in of_machine)

@@ -223,7 +223,8 @@ class _told:
             return
         words = " ".join(str(error).split())[:160]
         where = f"{self._hub.address}/{self._id}"
-        status = getattr(getattr(error, "response", None), "status_code", None)
+        answers = (getattr(error, "response", None), *error.args)  # modelscope gives it as the argument
+        status = next((answer.status_code for answer in answers if hasattr(answer, "status_code")), None)
         names = {parent.__name__ for parent in type(error).__mro__}
         if "GatedRepoError" in names:
             raise ConfigurationError(f"{where} is gated: accept its terms there, and set HF_TOKEN in .env") from error

@@ -65,10 +65,10 @@ def test_the_run_folder_says_what_ran(run: Any):
 
 def test_no_secret_of_the_env_file_shows_anywhere(run: Any, canaries: dict[str, str]):
     assert run.watched.found == set()
-    # Where nothing was looked at, nothing can be found. A run starts no dashboard: nobody answered.
+    # Where nothing was looked at, nothing can be found.
     assert run.watched.looked["command lines"] > 100
     assert run.watched.looked["session files"] > 20
-    assert run.watched.looked["dashboard answers"] == 0
+    assert run.watched.looked["dashboard answers"] > 20
     found, kinds = [], set()
     for path in run.run_dir.rglob("*"):
         if not path.is_file():

@@ -22,6 +22,7 @@ from verl_ext.request import RunRequest, configure
 from verl_ext.settings import Settings
 
 ROOT = Path(launch.__file__).parents[1]
+EXTERNAL = {True: "verl_ext.cpu,verl_ext.advantage", False: "verl_ext.advantage"}
 
 
 def dry(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -165,9 +166,10 @@ def test_the_bare_command_composes_to_the_same(recipe: str, hardware: str, full_
     ]
     found = configure(RunRequest(recipe=recipe, hardware=hardware, overrides=tuple(odd)), Settings.load())
     words = shlex.split(bare_command.command(found.config).replace("\\\n", " "))
-    assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    assert words[:2] == [f"PYTHONPATH={ROOT}", f"VERL_USE_EXTERNAL_MODULES={EXTERNAL[hardware == 'cpu']}"]
+    assert words[2:5] == ["python", "-m", "verl.trainer.main_ppo"]
     with initialize_config_dir(str(verl_config_dir()), version_base=None):
-        alone = hydra_compose("ppo_trainer", overrides=words[3:])
+        alone = hydra_compose("ppo_trainer", overrides=words[5:])
     assert OmegaConf.to_container(alone, resolve=True) == OmegaConf.to_container(found.config)
 
 
