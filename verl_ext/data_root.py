@@ -10,9 +10,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
+RECORD = ".verl-ags-download.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -49,3 +52,12 @@ def find_model(data_root: Path, text: str) -> Path:
     if not path.exists() and is_hub_id(text):
         return model_folder(data_root, text)
     return path.absolute()
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What a folder says of where it came from; None if nobody fetched it here."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return record if record["files"] and record["revision"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -18,18 +18,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from verl_ext.compose import hub_ids
-from verl_ext.data_root import is_hub_id, model_folder, raw_data_folder
+from verl_ext.data_root import RECORD, is_hub_id, model_folder, raw_data_folder, read_record
 from verl_ext.errors import ConfigurationError, HubUnreachableError
 from verl_ext.hubs import HUBS, Hub, Kind, Listing, hub_named
 from verl_ext.settings import Settings
 
-RECORD = ".verl-ags-download.json"
 PARTIAL = ".partial"
 # What is left of the libraries' own bookkeeping when a folder is done.
 _BOOKKEEPING = (".cache", ".msc", ".mv", ".mdl", "._____temp", ".lock")
@@ -94,15 +93,6 @@ def _bring(wanted: Wanted, hub: Hub, listing: Listing, partial: Path, say: Calla
             say(f"{wanted.hub_id}: broke off, goes on in {PAUSE_S * 2**attempt:g} s")
             time.sleep(PAUSE_S * 2**attempt)
     return None
-
-
-def read_record(folder: Path) -> dict[str, Any] | None:
-    """What a folder says of where it came from; None if nobody fetched it here."""
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return record if record["files"] and record["revision"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _same_size(path: Path, size: int) -> bool:

@@ -224,7 +224,7 @@ class _told:
         words = " ".join(str(error).split())[:160]
         where = f"{self._hub.address}/{self._id}"
         answers = (getattr(error, "response", None), *error.args)  # modelscope gives it as the argument
-        status = next((answer.status_code for answer in answers if hasattr(answer, "status_code")), None)
+        status = next(filter(None, (getattr(answer, "status_code", None) for answer in answers)), None)
         names = {parent.__name__ for parent in type(error).__mro__}
         if "GatedRepoError" in names:
             raise ConfigurationError(f"{where} is gated: accept its terms there, and set HF_TOKEN in .env") from error

@@ -89,7 +89,8 @@ def run(
             f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
         ) from error
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
-    facts = manifest([*files(config.data.train_files), *files(config.data.val_files)], settings.public_dict())
+    data_files = [*files(config.data.train_files), *files(config.data.val_files)]
+    facts = manifest(configured.subject.model, data_files, settings.public_dict())
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")

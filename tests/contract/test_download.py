@@ -21,7 +21,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from verl_ext import download as under_test
-from verl_ext.download import RECORD, Wanted, download, fetch, main, read_record
+from verl_ext.data_root import RECORD, read_record
+from verl_ext.download import Wanted, download, fetch, main
 from verl_ext.errors import ConfigurationError, HubUnreachableError
 from verl_ext.hubs import HuggingFace, RemoteFile, wanted_files
 from verl_ext.settings import Settings

@@ -23,7 +23,8 @@ with warnings.catch_warnings():
     pytest.importorskip("modelscope", reason="modelscope is not installed here")
     from modelscope.hub import api as modelscope_api
 
-from verl_ext.download import RECORD, Wanted, download, fetch
+from verl_ext.data_root import RECORD
+from verl_ext.download import Wanted, download, fetch
 from verl_ext.errors import ConfigurationError, HubUnreachableError
 from verl_ext.hubs import ModelScope
 from verl_ext.settings import Settings
