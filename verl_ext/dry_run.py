@@ -32,14 +32,14 @@ def dry_run(request: RunRequest, settings: Settings, wrong_settings: Sequence[st
         say(settings.redacted(text))  # an override may hold a secret, which is one of the problems below
 
     show(_text(_layers(request, configured)))
-    if not any(problem.check in ("value-type", "sizes", "ranges") for problem in configured.problems):
+    complaining = {problem.check for problem in configured.problems}
+    if not complaining & {"value-type", "sizes", "ranges"}:
         plan = configured.subject.plan
         show(_text(_plan_table(plan)))
         show(_text(_memory_table(plan.memory)) if plan.memory else _no_memory(configured))
-    show(
-        "The same configuration for verl alone (without our sandboxes, records and clean-up):\n\n"
-        f"{bare_command.command(configured.config)}\n"
-    )
+    if "value-type" not in complaining:
+        show("The same configuration for verl alone (without our sandboxes, records and clean-up):\n")
+        show(f"{bare_command.command(configured.config)}\n")
     of_machine = [problem for problem in configured.problems if problem.of_machine]
     if of_machine:
         lines = "".join(f"\n  - {problem}" for problem in of_machine)
@@ -85,7 +85,7 @@ def _plan_table(plan: Plan) -> Table:
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     unknown = "not known without the data"
-    yield "one step", (f"{plan.prompts} prompts, {plan.rollouts:,} trajectories, {plan.mini_batches} optimiser steps")
+    yield "one step", f"{plan.prompts} prompts, {plan.rollouts:,} trajectories, {plan.mini_batches} optimiser steps"
     yield (
         "one trajectory",
         (
@@ -112,7 +112,7 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.checkpoints is not None and plan.checkpoint_gib is not None:
         yield (
             "checkpoints",
-            (f"{plan.checkpoints} of {plan.checkpoint_gib:.1f} GiB, {plan.checkpoints_kept} on disk at once"),
+            f"{plan.checkpoints} of {plan.checkpoint_gib:.1f} GiB, {plan.checkpoints_kept} on disk at once",
         )
     if plan.disk_gib is not None:
         yield "disk", f"at most {plan.disk_gib:.0f} GiB, if every trajectory were as long as it may be"
@@ -148,7 +148,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _text(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=WIDTH)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)  # noqa: S101 - made above
-    return console.file.getvalue()
+    written = io.StringIO()
+    # Values are no markup: [console,file] is a list.
+    Console(file=written, width=WIDTH, markup=False, emoji=False).print(table)
+    return written.getvalue()

@@ -19,6 +19,12 @@ from verl_ext.settings import Settings, variable_named
 
 # Two drivers count the same card a little differently; two kinds of card differ by more.
 _SAME_CARD_GIB = 4.0
+# Keys that the launcher fills and reads again itself.
+OURS_ALONE = {
+    "verl_ext.run_id": "give --run-id",
+    "verl_ext.run_dir": "give --run-id and --data-root",
+    "verl_ext.config_dir": "it is where the recipes are",
+}
 
 
 @dataclass(frozen=True)
@@ -112,12 +118,14 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     from_flags = _from_flags(request, settings, run_id, run_dir)
     overrides = []
     for override in request.overrides:
-        setting = variable_named(override.partition("=")[0].strip().lstrip("+"))
-        if setting is None:
-            overrides.append(override)
-        else:  # its value is not shown: it may be a secret
-            text = f"{setting.name} is a setting and no key of verl's: put it into .env or the environment"
+        key = override.partition("=")[0].strip().lstrip("+")
+        if variable_named(key):  # its value is not shown: it may be a secret
+            text = f"{key} is a setting and no key of verl's: put it into .env or the environment"
             problems.append(Problem(text, "override"))
+        elif key in OURS_ALONE:
+            problems.append(Problem(f"{key} follows from the flags: {OURS_ALONE[key]}", "override"))
+        else:
+            overrides.append(override)
     composed, wrong = composition.compose_what_can_be(request.recipe, hardware, [*from_flags, *overrides])
     resolved, missing = composition.resolve_what_can_be(composed)
     problems += [Problem(text, "keys") for text in (*wrong, *missing)]

@@ -43,10 +43,10 @@ def plan_of(full_root: Path, no_complaint_of_this_machine: None, make_data):
 
 def test_everything_is_shown_and_nothing_is_written(full_root, no_complaint_of_this_machine, capsys):
     before = sorted(full_root.rglob("*"))
-    status, out, err = dry(capsys, "--hardware=h200x1", "trainer.save_freq=7")
+    status, out, err = dry(capsys, "--hardware=h200x1", "trainer.save_freq=7", "trainer.logger=[console,file]")
     assert (status, err) == (0, "")
     for words in (
-        "verl 0.6.1", "recipe retool", "hardware h200x1", "trainer.save_freq",
+        "verl 0.6.1", "recipe retool", "hardware h200x1", "trainer.save_freq", "[console,file]",
         "128 prompts, 1,024 trajectories, 4 optimiser steps", "18,874,368", "960 wait for their turn",
         "GPU of 139.8 GiB", "log-probs", "python -m verl.trainer.main_ppo \\\n", "No problem was found.",
     ):  # fmt: skip

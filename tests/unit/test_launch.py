@@ -113,6 +113,33 @@ def test_a_run_folder_is_never_written_over(inputs, capsys, tmp_path: Path):
     assert "is there already: choose another --run-id" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "trainer",
+        "data",
+        "actor_rollout_ref",
+        "verl_ext",
+        "ray_kwargs",
+        "algorithm",
+        "verl_ext.hub",
+        "actor_rollout_ref.rollout",
+        "actor_rollout_ref.actor",
+        "custom_reward_function",
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry"])
+def test_a_value_in_place_of_a_group_is_told(key: str, dry: list[str], inputs, capsys):
+    assert main([*flags(inputs), *dry, f"{key}=5"]) == 2
+    assert f"{key} is 5, but it is a group of keys" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["verl_ext.run_dir", "+verl_ext.run_id", "verl_ext.config_dir"])
+def test_what_the_flags_decide_is_no_override(key: str, inputs, capsys):
+    assert main([*flags(inputs), f"{key}=/elsewhere"]) == 2
+    assert f"{key.strip('+')} follows from the flags" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("override", ["E2B_API_KEY=e2b_canary0123456789", "+HF_TOKEN=e2b_canary0123456789"])
 def test_a_setting_given_as_a_key_is_told_and_not_shown(override: str, inputs, capsys):
     assert main([*flags(inputs), override]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from verl_ext.compose import hub_ids
 from verl_ext.data_root import hub_id_of, raw_data_folder
 from verl_ext.errors import ConfigurationError
 from verl_ext.model_shape import read_shape, weight_problems
@@ -51,8 +52,8 @@ def data_files(subject: Subject) -> Iterator[str]:
 
 def _make(subject: Subject) -> str:
     """The commands that are still to be run for prepared data."""
-    hub, root = subject.config.verl_ext.hub, subject.settings.data_root
-    missing = [hub_id for hub_id in (hub.train, hub.val) if not raw_data_folder(root, hub_id).is_dir()]
+    ids, root = hub_ids(), subject.settings.data_root
+    missing = [name for name in ("train", "val") if not raw_data_folder(root, ids[name]).is_dir()]
     return "make it with `invoke download` and then `invoke prepare-data`" if missing else _PREPARE
 
 

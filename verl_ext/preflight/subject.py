@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_ext.errors import ConfigurationError
 from verl_ext.gpus import Gpu, visible_gpus
@@ -30,8 +31,11 @@ class Subject:
         self.settings = settings
 
     def get(self, key: str) -> Any:
-        """The value of a key, None if there is none."""
-        return OmegaConf.select(self.config, key)
+        """The value of a key, None if there is none, also where what should be a group is a value."""
+        try:
+            return OmegaConf.select(self.config, key)
+        except OmegaConfBaseException:
+            return None
 
     @property
     def on_gpu(self) -> bool:
