@@ -128,9 +128,8 @@ def test_a_run_folder_is_never_written_over(inputs, capsys, tmp_path: Path):
         "custom_reward_function",
     ],
 )
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["run", "dry"])
-def test_a_value_in_place_of_a_group_is_told(key: str, dry: list[str], inputs, capsys):
-    assert main([*flags(inputs), *dry, f"{key}=5"]) == 2
+def test_a_value_in_place_of_a_group_is_told(key: str, inputs, capsys):
+    assert main([*flags(inputs), "--dry-run", f"{key}=5"]) == 2
     assert f"{key} is 5, but it is a group of keys" in capsys.readouterr().err
 
 
