@@ -211,8 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
     parser.add_argument("--env-file", default="", help="in place of ./.env")
     options = parser.parse_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         given = {"VERL_EXT_DATA_ROOT": options.data_root} if options.data_root else {}
         settings = Settings.load_with(given, options.env_file or None)
@@ -220,6 +219,9 @@ def main(arguments: Sequence[str]) -> int:
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return 0
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,8 @@ class FakeHub(ThreadingHTTPServer):
         model = {"config.json": b'{"a": 1}', "model.safetensors": BIG, "pytorch_model.bin": b"same", "a.gguf": b"no"}
         self.repositories = {MODEL: model, DATA: {"a.parquet": b"PAR1", "sub/b.parquet": b"PAR1PAR1"}}
         self.cut_after = 0  # bytes of a file after which the connection is closed, once
+        self.stall: threading.Event | None = None  # the large file ends only when it is set
+        self.stalled = threading.Event()
         self.cut_always = 0  # the same, every time
         self.spoil = ""  # a file whose content comes changed
         self.status = 0  # what every request is answered with
@@ -123,6 +126,9 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
             return
+        if hub.stall and self.command == "GET" and total > CHUNK:
+            hub.stalled.set()
+            hub.stall.wait(60)
         self.answer(206 if start else 200, content[start:], **headers)
 
 
@@ -346,3 +352,23 @@ def test_content_is_compared_by_whichever_hash_the_hub_gives(tmp_path: Path):
     assert RemoteFile(4).differs(path) == "has 3 bytes in place of 4"
     assert RemoteFile(3).differs(path) == ""
     assert RemoteFile(3).differs(tmp_path / "gone") == "is missing"
+
+
+def test_a_signal_ends_it_at_once_and_what_came_is_kept(tmp_path: Path, hub: FakeHub):
+    hub.stall = threading.Event()
+    command = [sys.executable, "-m", "verl_ext.download", f"--data-root={tmp_path / 'root'}", f"--model={MODEL}"]
+    values = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.url}
+    with subprocess.Popen(command, cwd=tmp_path, env=values, stderr=subprocess.PIPE, text=True) as process:
+        assert hub.stalled.wait(60)
+        process.terminate()
+        _, told = process.communicate(timeout=60)
+    hub.stall.set()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "the next `invoke download` goes on from there" in told
+    assert not (tmp_path / "root" / "models" / "Qwen--Qwen3-4B-Instruct-2507").exists()
+
+
+def test_the_callers_signals_are_its_own_again(capsys: pytest.CaptureFixture[str]):
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["--model=none"]) == 2
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -22,7 +22,6 @@ from . import confine, files
 from .kernel import Kernel, KernelShell, reseed
 from .wire import close_fds, receive_message, send_message
 
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _CLOSE_RANGE = 436  # the same on every architecture
 _LAST_FD = 2**31 - 1
