@@ -199,16 +199,25 @@ def gpu_memory(config: DictConfig, shape: ModelShape, card_gib: float) -> GpuMem
 
 
 def host_memory_gib(config: DictConfig, shape: ModelShape) -> float:
-    """GiB that a node's own memory must have for FSDP alone: the larger of loading and offloading.
+    """GiB that a node's own memory must have for FSDP alone: the larger of loading and offloading."""
+    return max(host_loading_gib(config, shape), host_offload_gib(config, shape))
+
+
+def host_loading_gib(config: DictConfig, shape: ModelShape) -> float:
+    """GiB of a node while the model is loaded.
 
     A model with tied embeddings is loaded whole, in fp32, by every process of the node at once (verl 0.6.1
-    workers/fsdp_workers.py: a meta tensor would hang); another by one. What is offloaded is there all the time.
+    workers/fsdp_workers.py: a meta tensor would hang); another by one.
     """
-    fsdp, per_node = config.actor_rollout_ref.actor.fsdp_config, config.trainer.n_gpus_per_node
-    whole = _FP32 * shape.parameters / GIB
-    share = per_node / (per_node * config.trainer.nnodes)
-    offloaded = share * whole * (int(fsdp.param_offload) + 2 * int(fsdp.optimizer_offload))
-    return max(offloaded, whole * (per_node if shape.tied_embeddings else 1))
+    processes = config.trainer.n_gpus_per_node if shape.tied_embeddings else 1
+    return processes * _FP32 * shape.parameters / GIB
+
+
+def host_offload_gib(config: DictConfig, shape: ModelShape) -> float:
+    """GiB of a node that hold what is offloaded, all the time: its share of the weights and of Adam's moments."""
+    fsdp = config.actor_rollout_ref.actor.fsdp_config
+    copies = int(fsdp.param_offload) + 2 * int(fsdp.optimizer_offload)
+    return copies * _FP32 * shape.parameters / config.trainer.nnodes / GIB
 
 
 def checkpoint_gib(config: DictConfig, shape: ModelShape) -> float:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from verl_ext.gpu_memory import host_loading_gib
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import foreign
 
@@ -116,15 +117,20 @@ def shared_memory(subject: Subject) -> Iterator[str]:
 def host_memory(subject: Subject) -> Iterator[str]:
     """FSDP loads and offloads to the machine's own memory."""
     needed_gib = subject.plan.host_gib
-    if not subject.on_gpu or needed_gib is None:
+    if not subject.on_gpu or needed_gib is None or subject.shape is None:
         return
     has_gib = memory_available_gib()
-    if needed_gib > has_gib:
-        yield (
-            f"the trainer needs {needed_gib:.0f} GiB of this machine's memory to load or offload the model, and "
-            f"{has_gib:.0f} are free: use a machine with more, or set actor.fsdp_config.param_offload and "
-            "actor.fsdp_config.optimizer_offload to false"
-        )
+    if needed_gib <= has_gib:
+        return
+    if host_loading_gib(subject.config, subject.shape) > has_gib:
+        doing = f"load the model, once for each of {subject.gpus_wanted} processes"
+        cure = "use a machine with more, or fewer of its GPUs"
+    else:
+        doing = "hold what is offloaded"
+        cure = "use a machine with more, or set actor.fsdp_config.param_offload and optimizer_offload to false"
+    yield (
+        f"the trainer needs {needed_gib:.0f} GiB of this machine's memory to {doing}, and {has_gib:.0f} are free: {cure}"
+    )
 
 
 def memory_available_gib() -> float:
