@@ -129,7 +129,8 @@ def host_memory(subject: Subject) -> Iterator[str]:
         doing = "hold what is offloaded"
         cure = "use a machine with more, or set actor.fsdp_config.param_offload and optimizer_offload to false"
     yield (
-        f"the trainer needs {needed_gib:.0f} GiB of this machine's memory to {doing}, and {has_gib:.0f} are free: {cure}"
+        f"the trainer needs {needed_gib:.0f} GiB of this machine's memory to {doing}, and {has_gib:.0f} are free: "
+        f"{cure}"
     )
 
 
