@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,18 +44,6 @@ class PromptLengths:
         except Exception as error:
             raise ConfigurationError(f"{self.folder / 'tokenizer.json'} cannot be read: {error}") from error
 
-    @cached_property
-    def _compiled(self) -> Any:
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        # As transformers 4.57 does (utils/chat_template_utils.py).
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        return environment.from_string(self.template)
-
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         """The prompt's text, ready for the assistant's answer.
 
@@ -65,7 +53,7 @@ class PromptLengths:
         from jinja2 import TemplateError
 
         try:
-            return self._compiled.render(
+            return _compiled(self.template).render(
                 messages=messages,
                 tools=self._tools,
                 documents=None,
@@ -79,6 +67,19 @@ class PromptLengths:
     def count(self, messages: Sequence[dict[str, str]]) -> int:
         """Tokens of the prompt."""
         return len(self._tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+
+
+@lru_cache(maxsize=4)
+def _compiled(template: str) -> Any:
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    # As transformers 4.57 does (utils/chat_template_utils.py).
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    return environment.from_string(template)
 
 
 def chat_template(folder: Path) -> str:

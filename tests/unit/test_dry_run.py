@@ -90,7 +90,6 @@ def test_sizes_that_are_none_are_not_planned_with(full_root, no_complaint_of_thi
     [
         ("trainer.project_name=hf_canary0123456789", "trainer.project_name holds HF_TOKEN"),
         ("trainer.save_freq=hf_canary0123456789", "trainer.save_freq is '***'"),
-        ("trainer.hf_canary0123456789=1", "no key of this name"),
         ("hf_canary0123456789", "write KEY=VALUE"),
         ("HF_TOKEN=hf_canary9876543210", "HF_TOKEN is a setting"),
     ],
