@@ -58,7 +58,7 @@ def setup(context, stack="cpu"):
     iterable=["set_"],
 )
 def smoke(context, hardware="cpu", control="", set_=None):
-    """Train a tiny model for real, on two CPU cores."""
+    """Train a tiny model for real, on a CPU or a GPU."""
     setup(context, "cpu" if hardware == "cpu" else "gpu")
     flags = {"--hardware": hardware, "--control": control}
     become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())
@@ -66,21 +66,40 @@ def smoke(context, hardware="cpu", control="", set_=None):
 
 @task(
     help={
-        "train": "file, folder or hub id kept locally; default: DAPO-Math-17k",
-        "val": "file, folder or hub id kept locally; default: AIME 2024",
+        "train": "default DAPO-Math-17k: file, folder, hub id kept locally, YAML description; repeatable",
+        "val": "default AIME 2024; AIME 2025, MATH-500: likewise; repeatable",
         "out": "folder for the files; default: data/retool of the data root",
-        "max_rows": "keep the first N rows of each file",
+        "max_rows": "keep the first N questions of each side",
         "language": "en, zh or all",
+        "model": "count prompts with this model's tokenizer",
+        "max_prompt_tokens": "leave out longer training prompts; needs --model",
         "data_root": "where hub ids are looked up; default: VERL_EXT_DATA_ROOT",
-    }
+    },
+    iterable=["train", "val"],
 )
-def prepare_data(context, train="", val="", out="", max_rows="", language="", data_root=""):
+def prepare_data(
+    context, train=None, val=None, out="", max_rows="", language="", model="", max_prompt_tokens="", data_root=""
+):
     """Make training and validation files from raw data."""
+    sources = [f"--{side}={path}" for side, paths in (("train", train), ("val", val)) for path in paths or []]
     flags = {
-        "--train": train, "--val": val, "--out": out, "--max-rows": max_rows, "--language": language,
-        "--data-root": data_root,
+        "--out": out, "--max-rows": max_rows, "--language": language, "--model": model,
+        "--max-prompt-tokens": max_prompt_tokens, "--data-root": data_root,
     }  # fmt: skip
-    become("recipe.retool.prepare_data", *given(flags))
+    become("recipe.retool.prepare_data", *sources, *given(flags))
+
+
+@task(
+    positional=["file"],
+    help={
+        "file": "a run's folder, rollouts or answers (parquet, jsonl)",
+        "show": "differing answers to show",
+        "json": "write everything to this file as well",
+    },
+)
+def grade(context, file, show=20, json=""):
+    """Compare our grader with verl's and math-verify."""
+    become("recipe.retool.grade", file, "--show", str(show), *(["--json", json] if json else []))
 
 
 @task(
@@ -176,4 +195,6 @@ def lock(context):
     become("verl_ext.lock")
 
 
-namespace = Collection(setup, smoke, download, prepare_data, train, export, serve_sandbox, settings, check, test, lock)
+namespace = Collection(
+    setup, smoke, download, prepare_data, grade, train, export, serve_sandbox, settings, check, test, lock
+)

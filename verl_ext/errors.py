@@ -4,6 +4,7 @@
     ├── ConfigurationError (ValueError)      a setting, flag or file of the user is wrong
     │   └── HubUnreachableError              the hub does not answer; the message says how to do without
     ├── DataError (ValueError)               a data set cannot be used as it is
+    ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
         ├── SandboxAuthError                 key or domain refused; retrying cannot help
@@ -42,6 +43,10 @@ class HubUnreachableError(ConfigurationError):
 
 class DataError(VerlAgsError, ValueError):
     """A data set cannot be used; the message names the file, the rows and the cure."""
+
+
+class GraderError(VerlAgsError, RuntimeError):
+    """The process that compares answers cannot be started; the message names the cure."""
 
 
 class TrainingDiedError(VerlAgsError, RuntimeError):

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
-from verl_ext import runs
+from verl_ext import resume, runs
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
@@ -82,6 +82,7 @@ def run(
     configured = configure(request, settings, wrong_settings)
     configured.refuse_problems()
     config, run_dir = configured.config, configured.run_dir
+    train_data = resume.train_data(config)
     try:
         run_dir.mkdir(parents=True)
     except OSError as error:
@@ -90,7 +91,7 @@ def run(
         ) from error
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
     data_files = [*files(config.data.train_files), *files(config.data.val_files)]
-    facts = manifest(configured.subject.model, data_files, settings.public_dict())
+    facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")

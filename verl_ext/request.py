@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from verl_ext import compose as composition
-from verl_ext import preflight, runs
+from verl_ext import preflight, resume, runs
 from verl_ext.data_root import find_model, prepared_data
 from verl_ext.errors import ConfigurationError
 from verl_ext.gpus import Gpu, visible_gpus
@@ -132,6 +132,11 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     subject = Subject(resolved, settings)
     told = {text.partition(" ")[0] for text in missing}
     problems += [problem for problem in preflight.look(subject) if problem.text.partition(" ")[0] not in told]
+    if not problems:  # it reads the whole of the data
+        try:
+            resume.check(resolved)
+        except ConfigurationError as error:
+            problems.append(Problem(str(error), "resume"))
     shown = tuple(replace(problem, text=settings.redacted(problem.text)) for problem in problems)
     return Configured(hardware, from_flags, resolved, run_dir, shown, subject)
 

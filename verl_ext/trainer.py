@@ -4,6 +4,7 @@
       ├── registers the advantage estimator            (verl_ext.advantage)
       ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer
       ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> AgentLoopProcess, EarlyReplica
+      ├── verl.trainer.main_ppo.create_rl_sampler       -> one that a resumed run can go on with
       ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
       └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers
 
@@ -19,14 +20,16 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch.utils.data
 import verl.experimental.agent_loop
 import verl.trainer.main_ppo
 import verl.trainer.ppo.ray_trainer
 import verl.utils.tracking
 from ray.exceptions import RayError
+from torchdata.stateful_dataloader.sampler import RandomSampler
 from verl.experimental.agent_loop.agent_loop import AgentLoopManager
 from verl.protocol import DataProto
-from verl.trainer.main_ppo import TaskRunner
+from verl.trainer.main_ppo import TaskRunner, create_rl_sampler
 from verl.trainer.ppo.metric_utils import compute_data_metrics
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.utils.tracking import Tracking
@@ -46,11 +49,11 @@ _agent_loop_processes: list[Any] = []
 class AgsAgentLoopManager(AgentLoopManager):
     """verl's manager, with our workers; records each batch and ends the sandboxes at the end."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Any, worker_group: Any = None, rm_wg: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
         if rollout.name == "vllm" and rollout.data_parallel_size == 1:
             self.rollout_replica_class = EarlyReplica  # verl takes its own where there is none
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, worker_group, rm_wg)
 
     def _initialize_llm_servers(self) -> None:
         note_phase(_run_dir, "trainer's model is built")
@@ -166,6 +169,19 @@ def install() -> None:
     verl.experimental.agent_loop.AgentLoopManager = AgsAgentLoopManager  # type: ignore[misc]
     verl.trainer.ppo.ray_trainer.compute_data_metrics = data_metrics_without_lost  # pyright: ignore[reportPrivateImportUsage]
     verl.utils.tracking.Tracking = AgsTracking  # type: ignore[misc]
+    verl.trainer.main_ppo.create_rl_sampler = create_resumable_sampler
+
+
+def create_resumable_sampler(data_config: Any, dataset: Any) -> Any:
+    """verl's sampler, with torch's RandomSampler as torchdata's: the same first epoch, but a place that can be stored.
+
+    Of torch's a checkpoint keeps the place alone and not the order, so that a run which resumes in its second epoch
+    goes on in the order of the first.
+    """
+    sampler = create_rl_sampler(data_config, dataset)
+    if type(sampler) is not torch.utils.data.RandomSampler:
+        return sampler
+    return RandomSampler(sampler.data_source, generator=sampler.generator)
 
 
 def data_metrics_without_lost(batch: DataProto, use_critic: bool = True) -> dict[str, Any]:

@@ -1,11 +1,18 @@
 r"""What an answer means: its text without decoration, and the integer that it writes.
 
-Only notation is taken off, and only where one reading exists. Nothing is computed but a power of ten
-(2\times 10^{22} is how large integers are written), and nothing is evaluated.
+Only notation is taken off, and only where one reading exists. What is computed is a power of ten
+(2\times 10^{22} is how large integers are written) and both sides of an equation between numbers.
 """
 
 import re
 import unicodedata
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from recipe.retool.symbolic.exact import NotRational, TooLarge, rational_value
+from recipe.retool.symbolic.expressions import parse
+from recipe.retool.symbolic.tree import Unreadable
+from recipe.retool.units import CURRENCIES, without_unit
 
 MAX_ANSWER_CHARS = 4_000
 """Longest answer that is read. Below the 4,300 digits from which Python's int() refuses, and far above any
@@ -16,55 +23,77 @@ _UNWRAPS = 8
 
 _MINUS = "\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d"
 _QUOTES = "'\"`\u2018\u2019\u201c\u201d"
-_SPACING = re.compile(r"\\[,;: ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick)space(?![A-Za-z])|\s+")
+# Not behind a backslash: "\\ " ends a row of a matrix.
+_SPACING = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])|\\(?:thin|med|thick)space(?![A-Za-z])|\s+")
 _NOISE = re.compile(
-    r"\\!|\\(?:left|right|displaystyle|textstyle|big|Big|bigg|limits)(?![A-Za-z])",
+    r"\\!|\\(?:left|right|displaystyle|textstyle|big|Big|bigg|limits|bf|rm)(?![A-Za-z])",
 )
 # Marks around an answer, taken off at its ends only: inside, 2**5 is no 25 and $12$$33$ no 1233.
 # One at a time, since a repeated group that is searched for before an end takes quadratic time.
 _OPENING = re.compile(r"\A(?:\\?\$|\\[(\[]|\*\*) ?")
 _CLOSING = re.compile(r" ?(?:\\?\$|\\[)\]]|\*\*)\Z")
+_CURRENCY = re.compile(r"(\\\$|\\pounds|[\u20ac\u00a3\u00a5])(?= ?[\d.-])")
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|math(?:rm|bf|it|sf|tt|bb)|operatorname|boldsymbol|bm|mbox|boxed|fbox)\s*(?=\{)"
 )
-_DEGREE = re.compile(r"\s*(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\u00b0|\\degree|degrees?)\s*\Z")
-_UNIT = re.compile(
-    r"\s*\\(?:text|textrm|textit|mathrm|mbox|operatorname)\s*\{([A-Za-z./\u00b0\u4e00-\u9fff ]{1,40})\}"
-    r"(?:\s*\^\s*(?:[23]|\{[23]\}))?\s*\Z"
-)
-# fmt: off
-_NO_UNITS = frozenset((
-    "or", "and", "not", "mod", "pi", "i", "e", "no", "none", "to", "x",
-    "hundred", "thousand", "million", "billion", "trillion", "dozen", "score", "base", "k", "b",
-))
-# fmt: on
-_NO_UNIT_CHARS = frozenset("百千万亿或和与不非")
-_LABEL = re.compile(r"(?:(?:the\s+)?(?:final\s+)?answer\s*(?:is|:)|答案\s*[是为:\uff1a]{1,2})\s*", re.IGNORECASE)
-_EQUATION = re.compile(r"([^=,;]{0,60}[^=,;<>!:~\s])\s*=\s*([^=]*)\Z")
-_NOT_A_NAME = re.compile(r"\\(?:ne|not|text|quad|pmod|bmod|mod)(?![a-z])|\bor\b|\band\b|[\u4e00-\u9fff]", re.IGNORECASE)
+_LABEL = re.compile(r"(?:(?:the\s+)?(?:final\s+)?answer\s*(?:is\s*:?|:)|答案\s*[是为:\uff1a]{1,2})\s*", re.IGNORECASE)
+_CHOICE = re.compile(r"(?:\\(?:text(?:bf|rm)?|math(?:bf|rm)) ?\{)? ?\(([A-J])\) ?\}? ?[:.]? ?(\S.*)")
+_CHOICE_ALONE = re.compile(r"\(?([A-Z])[).]?")
+
+
+class Answer(NamedTuple):
+    """An answer taken apart: what is compared, and what stood around it.
+
+    Attributes:
+        text: the answer itself; "" for one that is too long, which equals nothing.
+        unit: its unit in one spelling ("cm^2", "degree"), or "".
+        name: the name that it is given to ("x" of "x = 33"), or "".
+        choice: the letter in front of it, as in "(C) 33", or "".
+    """
+
+    text: str
+    unit: str = ""
+    name: str = ""
+    choice: str = ""
 
 
 def normalise(answer: str) -> str:
-    """An answer without decoration: dollars, spacing, quotes, text commands, degrees, units, "x =", full stop.
+    """An answer without decoration: dollars, spacing, quotes, text commands, degrees, units, "x =", full stop."""
+    return read_answer(answer).text
 
-    Too long an answer comes back empty, which equals nothing.
+
+def read_answer(answer: str, equation: Literal["value", "name", "keep"] = "value") -> Answer:
+    """The parts of an answer as it was written.
+
+    Args:
+        answer: The inside of a box, the rest of an "Answer:" line, or a ground truth.
+        equation: Of "left = right", take the right side ("value"), take it only where the left side is a bare name
+            ("name", for ground truths: x^2 + y^2 = 1 is no 1), or take both ("keep").
     """
     if len(answer) > MAX_ANSWER_CHARS:
-        return ""
+        return Answer("")
     text = "".join(map(_plain, answer)).replace("{,}", ",")
     text = _SPACING.sub(" ", _NOISE.sub("", text)).strip()
+    unit = name = choice = ""
     for _ in range(_UNWRAPS):
         before = text
+        if currency := _CURRENCY.match(text):
+            unit, text = unit or CURRENCIES[currency[1]], text[currency.end() :]
         text = _CLOSING.sub("", _OPENING.sub("", text))
         text = text.strip(_QUOTES + " ").rstrip(".\u3002 ")
         text = _LABEL.sub("", text, count=1) if _LABEL.match(text) else text
-        text = _without_unit(_DEGREE.sub("", text))
-        text = re.sub(r"\s*\\?%\Z", "", text)
+        text, found = without_unit(text)
+        unit = unit or found
         text = _unwrapped(text)
-        text = _right_side(text)
+        if match := _CHOICE.fullmatch(text):
+            choice, text = match.groups()
+        if equation != "keep":
+            text, found = _right_side(text, any_left=equation == "value")
+            name = name or found
         if text == before:
             break
-    return text
+    match = _CHOICE_ALONE.fullmatch(text)
+    return Answer(match[1] if match else text, unit, name, choice)
 
 
 def _plain(char: str) -> str:
@@ -85,16 +114,6 @@ def _plain(char: str) -> str:
     return "" if unicodedata.category(char) in ("Cf", "Cc", "Cs") else char
 
 
-def _without_unit(text: str) -> str:
-    match = _UNIT.search(text)
-    if not match or match.start() == 0:
-        return text
-    words = match[1].replace(".", " ").replace("/", " ").lower().split()
-    if not words or _NO_UNITS.intersection(words) or _NO_UNIT_CHARS.intersection(match[1]):
-        return text
-    return text[: match.start()]
-
-
 def _unwrapped(text: str) -> str:
     """The inside of a group or text command that holds the whole answer."""
     wrapper = _WRAPPER.match(text)
@@ -109,12 +128,57 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _right_side(text: str) -> str:
-    """The value of "name = value", where the left side is one expression and there is one equals sign."""
-    match = _EQUATION.match(text)
-    if not match or _NOT_A_NAME.search(match[1]) or not re.search("[A-Za-z]", match[1]):
-        return text
-    return match[2]
+_MAX_EQUALS = 6
+_MAX_LEFT_CHARS = 60
+_NO_EQUATION = re.compile(r"[<>!:~]=?|=\s*=|\\(?:le|leq|ge|geq|ne|neq|in|approx|equiv|sim|not)(?![A-Za-z])")
+_NOT_A_LEFT_SIDE = re.compile(
+    r"[,;\u4e00-\u9fff]|\\(?:text|quad|pmod|bmod|mod|pm)(?![a-z])|\bor\b|\band\b", re.IGNORECASE
+)
+# A left side that is a name and nothing else: x, a_{1}, f(x), \theta, \angle ABC, Area.
+_NAME = re.compile(
+    r"(?:[A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+(?: ?[A-Z]{1,3})?|[A-Za-z]{4,20})"
+    r"(?:_(?:\w|\{\w{1,9}\}))?(?:\([\w, -]{1,12}\))?"
+)
+
+
+def _right_side(text: str, *, any_left: bool) -> tuple[str, str]:
+    """The value of "left = value", and the left side if it is a bare name.
+
+    A left side with a value of its own must have the same: 2^5 + 1 = 33 is a 33, and 12 = 33 is nothing.
+    """
+    *lefts, value = (part.strip() for part in text.split("=", _MAX_EQUALS))
+    if not lefts or not value or not all(lefts) or "=" in value or _NO_EQUATION.search(text):
+        return text, ""
+    name = lefts[0] if _NAME.fullmatch(lefts[0]) else ""
+    if not any_left and (not name or len(lefts) > 1):
+        return text, ""
+    known = _rational(value)
+    if known == 0 and not name:
+        return text, ""  # x^2 + y - 1 = 0 is the normal form of an equation, not the number 0
+    for left in lefts:
+        if len(left) > _MAX_LEFT_CHARS or _NOT_A_LEFT_SIDE.search(left):
+            return text, ""
+        own = _rational(left)
+        if (own is None and not re.search("[A-Za-z]", left)) or (own is not None and own != known):
+            return text, ""
+        if len(lefts) > 1 and not _is_readable(left):
+            return text, ""
+    return value, name
+
+
+def _is_readable(text: str) -> bool:
+    try:
+        parse(text)
+    except Unreadable:
+        return False
+    return True
+
+
+def _rational(text: str) -> Fraction | None:
+    try:
+        return rational_value(parse(text))
+    except (Unreadable, NotRational, TooLarge):
+        return None
 
 
 _PLAIN_INTEGER = re.compile(r"([+-]?) ?(\d+|[1-9]\d{0,2}(?:,\d{3})+|[1-9]\d{0,2}(?: \d{3})+)(?:\.0*)?", re.ASCII)

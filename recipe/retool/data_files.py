@@ -17,7 +17,8 @@ def find_files(source: str, split: str, data_root: Path | None = None) -> list[P
         source: A parquet or jsonl file, a folder that holds some (also a hub cache folder or one of its
             snapshots; a trailing slash changes nothing), or a hub id such as "org/name".
         split: "train" or "val": which files to take from a folder that holds both.
-        data_root: Where hub ids are looked up, as `<data_root>/data/raw/<org>--<name>`.
+        data_root: Where hub ids are looked up first, as `<data_root>/data/raw/<org>--<name>`; then in the hub's own
+            cache on this machine.
 
     Raises:
         DataError: nothing is there; the message says where to put the files. Nothing is downloaded.
@@ -37,12 +38,22 @@ def _hub_folder(source: str, data_root: Path | None) -> Path:
         raise DataError(f"no such file or folder: {source}. Give a parquet or jsonl file, or a folder of them.")
     folder = raw_data_folder(data_root or Path("<data root>"), source)
     if data_root is None or not folder.is_dir():
+        cached = _hub_cache() / f"datasets--{source.replace('/', '--')}"
+        if cached.is_dir():
+            return cached
         raise DataError(
             f"no such file or folder: {source}. If it is a hub data set, fetch it with `invoke download --data "
             f"{source}`"
             + (f", which puts it into {folder}." if data_root else ", and name the data root with --data-root.")
         )
     return folder
+
+
+def _hub_cache() -> Path:
+    """Where the hub's client keeps what it downloaded: it reads HF_HOME and HF_HUB_CACHE itself."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def _snapshot(folder: Path) -> Path:

@@ -1,27 +1,37 @@
-r"""Is the final answer of a text the known one? Pure functions; nothing of the text is ever run as code.
+r"""Is the final answer of a text the known one? Nothing of the text is ever run as code.
 
 The answer is the last complete box (`\boxed{}`, `\fbox{}`), or without any box the last "Answer:" line.
 It is compared as an exact integer. A wrong "correct" teaches the model to hedge and is worse than a missed
 one, so whatever has two readings is wrong: a text cut inside its last box, two different boxes side by
 side, a box with two numbers. A box beats an "Answer:" line, since the box is what the prompt asks for.
 
-Covered: the notations of one integer that models write (see `answers.py`), and any other answer whose text
-is the known one once both are normalised.
-Not covered: equal values in another form (2^{10}, \frac{6}{2}). `grade(..., fallback=...)` is the seam for
-a symbolic comparison; it must bring its own limits on time and memory.
+Two steps, so that one can be had without the other:
+1. `grade(text, truth)`: pure, microseconds, no other process. Knows the notations of one integer that models write
+   (`answers.py`, `units.py`), and any other answer whose text is the known one once both are normalised.
+2. `grade(text, truth, fallback=same_value)`: also equal values in another form (2^{10}, \frac{6}{2}, intervals, sets,
+   matrices), by exact arithmetic and then by sympy in a process with limits (`symbolic/`).
+
+Not covered: what restates a question (sums, integrals, limits, remainders left to be computed), rounded values
+(0.33 is no 1/3), and words in other words.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Literal
 
-from recipe.retool.answers import MAX_ANSWER_CHARS, normalise, parse_integer
+from recipe.retool.answers import MAX_ANSWER_CHARS, Answer, normalise, parse_integer, read_answer
+from recipe.retool.own_text import own_final_text
+from recipe.retool.symbolic.tree import Comparison
 
 Reason = Literal[
     "equal",
     "different",
     "needs_symbolic",
+    "unreadable",
+    "undecided",
+    "unevaluated",
     "no_answer",
     "truncated_box",
     "several_answers",
@@ -29,8 +39,8 @@ Reason = Literal[
     "no_ground_truth",
     "no_text",
 ]
-Fallback = Callable[[str, str], bool]
-"""Says whether two normalised answers have the same value; called only where integers cannot decide."""
+Fallback = Callable[[str, str], Comparison]
+"""Compares two normalised answers by value; called only where integers and equal texts cannot decide."""
 
 _WINDOW_CHARS = 20_000
 """How far before the last box an enclosing one is looked for, and before the end an "Answer:" line."""
@@ -58,64 +68,85 @@ def grade(text: str | bytes | None, ground_truth: object, *, fallback: Fallback 
         text = text.decode("utf-8", "replace")
     if not isinstance(text, str) or not text or text.isspace():
         return Verdict(False, "no_text", None)
-    truth = _truth_text(ground_truth)
-    if not truth:
+    truth = _truth(ground_truth)
+    if not truth.text:
         return Verdict(False, "no_ground_truth", None)
-    reason, extracted = find_answer(own_final_text(text))
+    # A program that reads "\b" as an escape leaves a backspace of "\boxed".
+    reason, extracted = find_answer(own_final_text(text).replace("\boxed", "\\boxed"))
     if extracted is None:
         return Verdict(False, reason or "no_answer", None)
     return compare(extracted, truth, fallback)
 
 
-def _truth_text(ground_truth: object) -> str:
-    if isinstance(ground_truth, bool) or not isinstance(ground_truth, str | int):
-        return ""
+def _truth(ground_truth: object) -> Answer:
+    if isinstance(ground_truth, bool) or not isinstance(ground_truth, str | Integral | float):
+        return Answer("")
+    if isinstance(ground_truth, float):  # 33.0 from a column that has gaps is the integer 33
+        ground_truth = int(ground_truth) if ground_truth.is_integer() else repr(float(ground_truth))
     try:
-        return normalise(str(ground_truth))
+        truth = read_answer(str(ground_truth), "name")
     except ValueError:  # an int of more digits than Python writes
-        return ""
+        return Answer("")
+    return Answer("") if truth.text.casefold() in MISSING else truth
 
 
-def compare(extracted: str, truth: str, fallback: Fallback | None = None) -> Verdict:
-    """The verdict on one answer as written, against a ground truth that is already normalised."""
+def compare(extracted: str, truth: Answer, fallback: Fallback | None = None) -> Verdict:
+    """The verdict on one answer as written, against a ground truth that has been read."""
     if len(extracted) > MAX_ANSWER_CHARS:
         return Verdict(False, "too_long", None)
-    answer = normalise(extracted)
-    value, known = parse_integer(answer), parse_integer(truth)
-    if value is not None and known is not None:
+    # Where the known answer is an equation (x + y = 1), both sides of the given one count.
+    answer = read_answer(extracted, "keep" if "=" in truth.text else "value")
+    if answer.choice and answer.choice == truth.text:
+        return Verdict(True, "equal", extracted)
+    if (answer.unit and truth.unit and answer.unit != truth.unit) or (
+        answer.name and truth.name and answer.name != truth.name
+    ):
+        return Verdict(False, "different", extracted)
+    value, known = parse_integer(answer.text), parse_integer(truth.text)
+    if value is not None and known is not None and (value == known or "percent" not in (answer.unit, truth.unit)):
         return Verdict(value == known, "equal" if value == known else "different", extracted)
-    if answer and answer == truth:
+    if answer.text and _same_text(answer.text, truth.text):
         return Verdict(True, "equal", extracted)
     if fallback is None:
         return Verdict(False, "needs_symbolic", extracted)
-    same = fallback(answer, truth)
-    return Verdict(same, "equal" if same else "different", extracted)
+    found = fallback(answer.text, truth.text)
+    if found == "different":
+        found = _other_form(extracted, answer, truth, fallback)
+    return Verdict(found == "equal", found, extracted)
 
 
-_TOOL_END = "</tool_response>"
+MISSING = frozenset(("none", "nan", "null", "n/a", "<na>", "nat"))
+"""What a missing value becomes when a program writes it as text. No answer is right for it."""
+_SCALES = {"percent": "({})/100", "degree": "({})*\\pi/180"}
 
 
-def own_final_text(transcript: str) -> str:
-    """What the model itself wrote after the last tool result and the last thought, without tool calls.
+def _same_text(answer: str, truth: str) -> bool:
+    """Equal, or equal but for capitals where both are words ("No solution")."""
+    return answer == truth or (answer.casefold() == truth.casefold() and bool(re.fullmatch("[A-Za-z ]{4,}", truth)))
 
-    The text after the *last* </tool_response> is taken, so that a program which prints that tag cannot
-    smuggle its output in. What tags cannot tell: a transcript cut inside a tool result that prints one.
-    """
-    text = transcript.rpartition(_TOOL_END)[2]
-    text = text.partition("<tool_response>")[0]  # cut inside a tool result: the rest is not the model's
-    text = text.rpartition("</think>")[2].partition("<think>")[0]
-    # After the last complete call only a call cut in its middle can follow; earlier text is kept, as a
-    # model may answer and then still call.
-    pieces = text.split("<tool_call>")
-    return pieces[0] + "".join(piece.partition("</tool_call>")[2] for piece in pieces[1:])
+
+def _other_form(extracted: str, answer: Answer, truth: Answer, fallback: Fallback) -> Comparison:
+    """The comparison again where the answer has a second form: 75% for 3/4, 60 degrees for pi/3, y - 2x = 3."""
+    for one, other in ((answer, truth), (truth, answer)):
+        if one.unit in _SCALES and not other.unit and (one.unit == "percent" or "\\pi" in other.text):
+            return fallback(_SCALES[one.unit].format(one.text), other.text)
+    if truth.name and not answer.name and "=" in extracted:
+        return fallback(read_answer(extracted, "keep").text, f"{truth.name} = {truth.text}")
+    return "different"
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
-_EMPTY_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}\{\s*\}")
+# An empty box, or the words that prompts put into the box which they ask for.
+_PLACEHOLDER = re.compile(
+    r"\\(?:boxed|fbox)\s{0,9}\{\s*(?:\\text(?:bf)?\s?\{)?[\s<'\"\[({]{0,9}"
+    r"(?:(?:the |your )?(?:final[ _]?)?answer(?: goes here)?|\.{3}|\u2026|\\[lcd]?dots)?[\s>.'\"\])}]{0,9}\}",
+    re.IGNORECASE,
+)
 _OPEN_BOX = re.compile(r"\\(?:boxed|fbox)\s{0,9}\{")
 _BARE_BOX = re.compile(r"\\(?:boxed|fbox)[ \t]*([^\s{}$\\]{1,100})")
-_BRACES = re.compile(r"\\(?:boxed|fbox)\s{0,9}\{|\\.|[{}]", re.DOTALL)
-_MAX_EMPTY_BOXES = 100
+# Two backslashes before a box are JSON's or Python's, not a line end of TeX's.
+_BRACES = re.compile(r"\\{1,2}(?:boxed|fbox)\s{0,9}\{|\\.|[{}]", re.DOTALL)
+_MAX_PLACEHOLDERS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +172,8 @@ def find_answer(text: str) -> tuple[Reason | None, str | None]:
     if not around:
         return ("too_long" if len(text) > last + 2 * MAX_ANSWER_CHARS else "truncated_box"), None
     final = min(around, key=lambda box: box.start)
-    if _hedged(region, final, boxes):
+    beside = region[max(0, final.start - _HEDGE_CHARS) : final.start]
+    if _hedged(region, final, boxes) or _OR_AFTER.match(region, final.end) or _OR_BEFORE.search(beside):
         return "several_answers", None
     return None, final.content
 
@@ -149,14 +181,14 @@ def find_answer(text: str) -> tuple[Reason | None, str | None]:
 def _last_box(text: str) -> int | None:
     """Where the last box that holds anything begins."""
     boxed = fbox = end = len(text)
-    for _ in range(_MAX_EMPTY_BOXES):
+    for _ in range(_MAX_PLACEHOLDERS):
         # Each of the two is looked for only past its last hit, so that a missing one costs one scan.
         boxed = text.rfind("\\boxed", 0, end) if boxed >= end else boxed
         fbox = text.rfind("\\fbox", 0, end) if fbox >= end else fbox
         end = max(boxed, fbox)
         if end < 0:
             return None
-        if _BOX.match(text, end) and not _EMPTY_BOX.match(text, end):
+        if _BOX.match(text, end) and not _PLACEHOLDER.match(text, end):
             return end
     return None
 
@@ -187,6 +219,13 @@ _HEDGE_WORDS = frozenset((
 # fmt: on
 
 
+# "\\boxed{33} or 12", "12 or \\boxed{33}": another number beside the box, in no box of its own.
+_OR_AFTER = re.compile(
+    r"[\s$.,)]{0,9}(?:\(?\bor\b|\(?或者?)[\s$(]{0,9}(?:maybe |perhaps |possibly |also )?[\s$(]{0,9}[-+]?\d", re.I
+)
+_OR_BEFORE = re.compile(r"\d[\s$.,)]{0,9}(?:\bor\b|或者?)[\s$(]{0,9}\Z", re.IGNORECASE)
+
+
 def _hedged(text: str, final: _Box, boxes: list[_Box]) -> bool:
     """Whether another answer stands right before the final one: "12 or 33" in two boxes."""
     before = max((box for box in boxes if box.end <= final.start), key=lambda box: box.end, default=None)
@@ -202,12 +241,17 @@ def _same(left: str, right: str) -> bool:
     return left == right if value is None else value == parse_integer(right)
 
 
-_ANSWER = re.compile(r"\banswer(?: is)?\b[ *_\"]{0,8}[:\uff1a]|答案 ?[:\uff1a]|^#### ", re.IGNORECASE | re.MULTILINE)
+_ANSWER = re.compile(
+    r"\banswer(?: is)?\b[ *_\"]{0,8}[:\uff1a]|答案[ *_]{0,8}(?:[是为]? ?[:\uff1a]|[是为])"
+    r"|^#### |\b(?:the|final|our) answer is\b(?! ?:)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_SENTENCE_END = re.compile(r"[.\u3002](?:\s|\Z)")
 _MARKDOWN = " \t*_`"
 
 
 def _answer_line(text: str) -> tuple[Reason | None, str | None]:
-    """What stands behind the last "Answer:" (or "####"): the rest of its line, or the next line with text."""
+    """What stands behind the last "Answer:" (or "####", "the answer is"): one sentence of its line or of the next."""
     marks = list(_ANSWER.finditer(text))
     if not marks:
         return "no_answer", None
@@ -216,4 +260,8 @@ def _answer_line(text: str) -> tuple[Reason | None, str | None]:
         return "several_answers", None
     rest = text[last.end() :].lstrip(_MARKDOWN + "\r\n")
     answer = rest.partition("\n")[0].strip(_MARKDOWN + "\r")
+    end = _SENTENCE_END.search(answer)
+    if end and re.search(r"\d|\\", answer[end.end() :]):
+        return "several_answers", None  # "33. Or rather 12."
+    answer = answer[: end.start()] if end else answer
     return (None, answer) if answer else ("no_answer", None)

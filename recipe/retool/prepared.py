@@ -2,22 +2,24 @@
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from recipe.retool.data_picture import draw_report
+from recipe.retool.data_report import report_text
 from recipe.retool.deduplicate import Problem
 from recipe.retool.questions import build_prompt, language_of
 from verl_ext.errors import ConfigurationError, DataError
 
-FORMAT = 1
+FORMAT = 2
 """Raised whenever the same input gives other rows."""
-REPORT_NAME = "report.json"
+REPORT_NAME, TEXT_NAME, PICTURE_NAME = "report.json", "report.txt", "report.png"
 HASH_KEY = b"verl_ags.content_sha256"
 AGENT_NAME = "tool_agent"
 """The agent loop that a row asks for; verl's default_agent_loop counts only where a row names none.
@@ -60,28 +62,6 @@ def build_rows(problems: Iterable[Problem], split: str) -> list[dict]:
     ]
 
 
-def hash_rows(rows: Iterable[dict]) -> str:
-    """sha256 (hex) over the rows as canonical JSON, one a line: the same for any writer and version of parquet."""
-    digest = sha256()
-    for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, ensure_ascii=True, separators=(",", ":")).encode())
-        digest.update(b"\n")
-    return digest.hexdigest()
-
-
-def content_hash(parquet_path: str | os.PathLike[str]) -> str:
-    """Hash of the rows of a parquet file, computed from the rows and not from what the file claims.
-
-    Raises:
-        DataError: the file is missing or damaged.
-    """
-    try:
-        with pq.ParquetFile(parquet_path) as parquet:
-            return hash_rows(row for batch in parquet.iter_batches(4096) for row in batch.to_pylist())
-    except (OSError, pa.ArrowException, UnicodeError) as error:
-        raise DataError(f"cannot hash {parquet_path}: {error}. Run prepare-data again.") from error
-
-
 def load_report(out_dir: str | os.PathLike[str]) -> dict:
     """The report of prepared data, after checking that it speaks of the files beside it.
 
@@ -108,7 +88,13 @@ def load_report(out_dir: str | os.PathLike[str]) -> dict:
     return report
 
 
-def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: dict) -> None:
+def write_rows(rows: list[dict], path: Path, metadata: dict[bytes, str]) -> None:
+    """Write rows of `build_rows` as parquet in verl's schema, with some metadata of the file."""
+    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd")
+
+
+def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: dict, *, picture: bool = True) -> None:
     """Write `<split>.parquet` and the report so that a killed run leaves the old files whole.
 
     All files are complete on disk before the first takes its place; the report comes last, and
@@ -121,9 +107,11 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
         out_dir.mkdir(parents=True, exist_ok=True)
         with _staged(out_dir) as stage:
             for split, rows in rows_by_split.items():
-                table = pa.Table.from_pylist(rows, schema=_SCHEMA)
                 metadata = {HASH_KEY: report[split]["content_sha256"], b"verl_ags.format": str(FORMAT)}
-                pq.write_table(table.replace_schema_metadata(metadata), stage(f"{split}.parquet"), compression="zstd")
+                write_rows(rows, stage(f"{split}.parquet"), metadata)
+            stage(TEXT_NAME).write_text(report_text(report), encoding="utf-8")
+            if picture:
+                draw_report(report, stage(PICTURE_NAME))
             text = json.dumps(report, indent=2, ensure_ascii=False, sort_keys=True)
             stage(REPORT_NAME).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
@@ -132,11 +120,20 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
         ) from error
 
 
+def _remove_leftovers(out_dir: Path) -> None:
+    """Remove what runs that were killed had staged; a process that still lives keeps its own."""
+    for path in out_dir.glob(".*.tmp"):
+        match = re.fullmatch(r"\.[\w.]+\.(\d+)-[0-9a-f]{8}\.tmp", path.name)
+        if match and not Path("/proc", match[1]).exists():
+            path.unlink(missing_ok=True)
+
+
 @contextmanager
 def _staged(out_dir: Path) -> Iterator:
     """Gives a function from final name to temporary path; on success all take their names, else none."""
     token = f"{os.getpid()}-{secrets.token_hex(4)}"
     staged: dict[str, Path] = {}
+    _remove_leftovers(out_dir)
 
     def stage(name: str) -> Path:
         return staged.setdefault(name, out_dir / f".{name}.{token}.tmp")

@@ -9,6 +9,8 @@ import unicodedata
 from dataclasses import dataclass
 from hashlib import sha256
 
+from recipe.retool.answers import normalise
+
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 """The one instruction under every question.
 
@@ -133,8 +135,8 @@ def answer_kind(answer: str) -> str:
 
 
 def same_answer_key(answer: str) -> str:
-    """Text under which two spellings of one integer ("033", "33") are the same answer; else the text itself."""
+    """Text under which two spellings of one answer ("033" and "33", "$x$" and "x") are the same."""
     if not _INTEGER.fullmatch(answer):
-        return answer
+        return normalise(answer) or answer
     digits = answer.lstrip("-").lstrip("0") or "0"
     return f"-{digits}" if answer.startswith("-") and digits != "0" else digits

@@ -1,22 +1,19 @@
 """Where rows come from: finding the files, recognising their columns, mapping them to one shape.
 
 A data set is known by its columns, never by its path: a renamed folder, a trailing slash or a path into
-the hub's cache cannot change how it is read. A new data set is one more entry in `SCHEMAS`.
+the hub's cache cannot change how it is read. A new data set is one more entry in `SCHEMAS`, or a mapping of
+the user's.
 """
 
-# pyarrow.compute makes its functions when it is imported, where pyright cannot see them.
-# pyright: reportAttributeAccessIssue=false
-
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from recipe.retool.mapping import Mapping, as_strings, column_values, last_boxes, user_text
 from verl_ext.errors import DataError
 
 BATCH_ROWS = 65_536
@@ -39,70 +36,64 @@ class Schema:
 
     Attributes:
         name: What the report and the messages call it.
+        mapping: Where the parts of a row are.
         columns: Columns that must be there; others are ignored and not read.
-        to_rows: Maps a record batch of exactly these columns.
         absent: Columns whose presence means that it is another schema.
+        is_aime: Whether only AIME's problems are known to come in it; others must be described in a YAML file.
     """
 
     name: str
+    mapping: Mapping
     columns: tuple[str, ...]
-    to_rows: Callable[[pa.RecordBatch], RowBatch]
     absent: tuple[str, ...] = ()
+    is_aime: bool = False
 
-
-def _as_strings(array: pa.Array) -> pa.StringArray:
-    """Any scalar column as strings; 33.0 in a float column (pandas with a gap) is the integer 33."""
-    if pa.types.is_floating(array.type):
-        array = pc.cast(array, pa.int64())  # refuses 0.5 instead of rounding it
-    return pc.cast(array, pa.string())
-
-
-def _field(batch: pa.RecordBatch, column: str, field: str) -> pa.StringArray:
-    return _as_strings(pc.struct_field(batch.column(column), field))
-
-
-def _user_text(prompt: pa.Array) -> pa.StringArray:
-    """Content of the last user message of each conversation; null where there is none."""
-    lengths = pc.list_value_length(prompt)
-    if prompt.null_count == 0 and pc.all(pc.equal(lengths, 1)).as_py():
-        messages = prompt.flatten()
-        is_user = pc.equal(pc.struct_field(messages, "role"), "user")
-        return pc.if_else(is_user, _as_strings(pc.struct_field(messages, "content")), pa.scalar(None, pa.string()))
-    texts = [
-        next((message["content"] for message in reversed(row or []) if message and message["role"] == "user"), None)
-        for row in prompt.to_pylist()
-    ]
-    return pa.array(texts, pa.string())
-
-
-def _verl_rows(batch: pa.RecordBatch) -> RowBatch:
-    return RowBatch(
-        prompt=_user_text(batch.column("prompt")),
-        answer=_field(batch, "reward_model", "ground_truth"),
-        problem_id=_field(batch, "extra_info", "index"),
-        data_source=_as_strings(batch.column("data_source")),
-    )
-
-
-def _aime_rows(batch: pa.RecordBatch) -> RowBatch:
-    return RowBatch(
-        prompt=_as_strings(batch.column("Problem")),
-        answer=_as_strings(batch.column("Answer")),
-        problem_id=_as_strings(batch.column("ID")),
-        data_source=pa.array([AIME_SOURCE] * batch.num_rows, pa.string()),
-    )
+    def to_rows(self, batch: pa.RecordBatch) -> RowBatch:
+        """Map a record batch that holds the mapping's columns."""
+        mapping, nothing = self.mapping, pa.nulls(batch.num_rows, pa.string())
+        answers = column_values(batch, mapping.answer)
+        return RowBatch(
+            prompt=user_text(column_values(batch, mapping.question)),
+            answer=last_boxes(answers) if mapping.boxed_answer else as_strings(answers),
+            problem_id=as_strings(column_values(batch, mapping.id)) if mapping.id else nothing,
+            data_source=pa.array([mapping.data_source] * batch.num_rows, pa.string())
+            if mapping.data_source
+            else as_strings(batch.column("data_source")),
+        )
 
 
 AIME_SOURCE = "aime_2024"
-"""The data_source of AIME rows; verl names validation metrics after it. Source: verl v0.6.1 recipe/retool."""
+"""The data_source of AIME 2024; verl names validation metrics after it. Source: verl v0.6.1 recipe/retool."""
+SOME_AIME = "aime"
+"""Stands for the year until the problems have told it."""
 
-_VERL_COLUMNS = ("data_source", "prompt", "ability", "reward_model", "extra_info")
-PREPARED = Schema("prepared by this project", (*_VERL_COLUMNS, "agent_name"), _verl_rows)
-DAPO = Schema("DAPO-Math-17k", _VERL_COLUMNS, _verl_rows, absent=("agent_name",))
-AIME = Schema("AIME_2024", ("ID", "Problem", "Answer"), _aime_rows)
-SCHEMAS = (PREPARED, DAPO, AIME)
+_VERL = Mapping("prompt", "reward_model.ground_truth", "extra_info.index")
+_VERL_COLUMNS = ("data_source", "prompt", "reward_model")
+PREPARED = Schema("prepared by this project", _VERL, (*_VERL_COLUMNS, "agent_name"))
+DAPO = Schema("DAPO-Math-17k", _VERL, _VERL_COLUMNS, absent=("agent_name",))
+AIME = Schema("AIME_2024", Mapping("Problem", "Answer", "ID", AIME_SOURCE), ("ID", "Problem", "Answer"))
+MATH_500 = Schema("MATH-500", Mapping("problem", "answer", "unique_id", "math_500"), ("problem", "answer", "unique_id"))
 
-_STRUCTS = {"reward_model": "ground_truth", "extra_info": "index"}
+
+def _aime(name: str, question: str, answer: str, problem_id: str, *others: str, boxed: bool = False) -> Schema:
+    mapping = Mapping(question, answer, problem_id, SOME_AIME, boxed)
+    columns = tuple(filter(None, (question, answer, problem_id, *others)))
+    return Schema(name, mapping, columns, ("answer",) if boxed else (), is_aime=True)
+
+
+# Each after a public data set that has it; the first that fits is taken, so the ones that ask for more come first.
+SCHEMAS = (
+    PREPARED,
+    DAPO,
+    AIME,
+    MATH_500,
+    _aime("HuggingFaceH4/aime_2024", "problem", "answer", "id", "url"),
+    _aime("MathArena/aime_2025", "problem", "answer", "problem_idx"),
+    _aime("math-ai/aime25", "problem", "answer", "id"),
+    _aime("math-ai/aime24", "problem", "solution", "id", "url", boxed=True),
+    _aime("a table of problem and answer", "problem", "answer", ""),
+    _aime("opencompass/AIME2025", "question", "answer", ""),
+)
 
 
 def recognise(columns: pa.Schema, where: Path) -> Schema:
@@ -114,24 +105,50 @@ def recognise(columns: pa.Schema, where: Path) -> Schema:
     found = set(columns.names)
     for schema in SCHEMAS:
         if found.issuperset(schema.columns) and found.isdisjoint(schema.absent):
-            _check_types(columns, schema, where)
-            return schema
+            return _fitted(schema, columns, where)
     known = "; ".join(f"{schema.name}: {', '.join(schema.columns)}" for schema in SCHEMAS)
     raise DataError(
-        f"columns of no known data set in {where}: found {', '.join(columns.names) or 'none'}. "
-        f"Known are {known}. Rename the columns to one of these."
+        f"columns of no known data set in {where}: found {', '.join(columns.names) or 'none'}. Known are {known}. "
+        "Describe the data set in a YAML file (keys path, question, answer, id, data_source) and give that instead."
     )
 
 
-def _check_types(columns: pa.Schema, schema: Schema, where: Path) -> None:
-    for name, inner in _STRUCTS.items():
-        if name in schema.columns and not _has_fields(columns.field(name).type, inner):
-            raise DataError(f"column {name} in {where} is {columns.field(name).type}: it needs a field {inner}.")
-    if "prompt" in schema.columns:
-        kind = columns.field("prompt").type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if not is_list or not _has_fields(kind.value_type, "role", "content"):
-            raise DataError(f"column prompt in {where} is {kind}: it must be a list of messages with role and content.")
+def described(mapping: Mapping, columns: pa.Schema, where: Path) -> Schema:
+    """The schema that a user's mapping makes.
+
+    Raises:
+        DataError: a column of the mapping is not there, or has another type than it needs.
+    """
+    missing = [name for name in mapping.columns if name not in columns.names]
+    if missing:
+        raise DataError(f"no column {', '.join(missing)} in {where}: found {', '.join(columns.names) or 'none'}.")
+    return _fitted(Schema("described in YAML", mapping, mapping.columns), columns, where)
+
+
+def _fitted(schema: Schema, columns: pa.Schema, where: Path) -> Schema:
+    """The schema for this file, whose types are checked; without an id where verl's extra_info has none."""
+    mapping = schema.mapping
+    for name in filter(None, (mapping.question, mapping.answer)):
+        _check_type(columns, name, where)
+    column, _, field = mapping.id.partition(".")
+    if field and (column not in columns.names or not _has_fields(columns.field(column).type, field)):
+        return replace(schema, mapping=replace(mapping, id=""))
+    return schema
+
+
+def _check_type(columns: pa.Schema, name: str, where: Path) -> None:
+    column, *inner = name.split(".")
+    kind = columns.field(column).type
+    for field in inner:
+        if not _has_fields(kind, field):
+            raise DataError(f"column {column} in {where} is {kind}: it needs a field {field}.")
+        kind = kind.field(field).type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if (is_list and not _has_fields(kind.value_type, "role", "content")) or pa.types.is_struct(kind):
+        raise DataError(
+            f"column {name} in {where} is {kind}: "
+            "it must be a text, a number, or a list of messages with role and content."
+        )
 
 
 def _has_fields(kind: pa.DataType, *names: str) -> bool:
@@ -160,8 +177,8 @@ class SourceFile:
             raise DataError(f"cannot read the rows of {self.path}: {error}. Fetch the file again.") from error
 
 
-def open_file(path: Path) -> SourceFile:
-    """A data file with its schema recognised.
+def open_file(path: Path, mapping: Mapping | None = None) -> SourceFile:
+    """A data file with its schema recognised, or as `mapping` says.
 
     Raises:
         DataError: not parquet or jsonl, damaged, or of unknown columns.
@@ -169,28 +186,29 @@ def open_file(path: Path) -> SourceFile:
     if path.suffix == ".parquet":
         try:
             with pq.ParquetFile(path) as parquet:
-                return SourceFile(path, recognise(parquet.schema_arrow, path), parquet.metadata.num_rows)
+                columns, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"cannot read {path} as parquet: {error}. Fetch the file again.") from error
-    first = next(_json_rows(path), None)
-    if first is None:
-        raise DataError(f"no rows in {path}: give a file with at least one.")
-    try:
-        columns = pa.RecordBatch.from_pylist([_exact(first)]).schema
-    except (pa.ArrowException, UnicodeError) as error:
-        raise DataError(f"cannot read the first row of {path}: {error}. Repair or remove the line.") from error
-    return SourceFile(path, recognise(columns, path), None)
+    else:
+        first, num_rows = next(_json_rows(path), None), None
+        if first is None:
+            raise DataError(f"no rows in {path}: give a file with at least one.")
+        try:
+            columns = pa.RecordBatch.from_pylist([first]).schema
+        except (pa.ArrowException, UnicodeError) as error:
+            raise DataError(f"cannot read the first row of {path}: {error}. Repair or remove the line.") from error
+    return SourceFile(path, described(mapping, columns, path) if mapping else recognise(columns, path), num_rows)
 
 
 def _read(path: Path, schema: Schema) -> Iterator[pa.RecordBatch]:
-    columns = list(schema.columns)
+    columns = list(schema.mapping.columns)
     if path.suffix == ".parquet":
         with pq.ParquetFile(path) as parquet:
             yield from parquet.iter_batches(batch_size=BATCH_ROWS, columns=columns)
         return
     rows: list[dict] = []
     for row in _json_rows(path):
-        rows.append({name: _exact(row.get(name)) for name in columns})
+        rows.append({name: row.get(name) for name in columns})
         if len(rows) == BATCH_ROWS:
             yield pa.RecordBatch.from_pylist(rows)
             rows = []
@@ -199,28 +217,20 @@ def _read(path: Path, schema: Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _json_rows(path: Path) -> Iterator[dict]:
+    """The objects of a jsonl file, numbers as they are written, so that no answer passes through a float."""
     number = 0
     with path.open(encoding="utf-8") as lines:
         try:
             for number, line in enumerate(lines, 1):
                 if not line.strip():
                     continue
-                row = json.loads(line)
+                row = json.loads(line, parse_int=str, parse_float=str, parse_constant=lambda _: None)
                 if not isinstance(row, dict):
                     raise DataError(f"line {number} of {path} is not a JSON object: write one object per line.")
                 yield row
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8: {error}. Convert the file.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"line {number} of {path} is not JSON: {error}. Repair or remove the line.") from error
-
-
-def _exact(value: Any) -> Any:
-    """JSON numbers as text, so that no answer passes through a float or a 64-bit integer."""
-    if isinstance(value, dict):
-        return {name: _exact(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_exact(inner) for inner in value]
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value

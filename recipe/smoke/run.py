@@ -26,7 +26,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
-from rich.console import Console
 
 from recipe.retool import prepare_data
 from recipe.smoke import arithmetic, rules, tiny_model
@@ -97,7 +96,7 @@ def prepare(settings: Settings, say: Callable[[str], None]) -> tuple[Path, Path,
     for name, part in (("train", problems[:TRAIN_PROBLEMS]), ("val", problems[TRAIN_PROBLEMS:])):
         rows = [arithmetic.raw_row(problem, index, name) for index, problem in enumerate(part)]
         pq.write_table(pa.Table.from_pylist(rows), raw / f"{name}.parquet")
-    prepare_data.prepare(str(raw / "train.parquet"), str(raw / "val.parquet"), out, console=Console(quiet=True))
+    prepare_data.prepare(str(raw / "train.parquet"), str(raw / "val.parquet"), out, picture=False)
     say(f"data: {TRAIN_PROBLEMS} problems to train on, {VAL_PROBLEMS} to validate, in {out}")
     return model, out / "train.parquet", out / "val.parquet"
 

@@ -3,6 +3,9 @@
 Not covered: the Ray actor around the loop (the end-to-end tests run it).
 """
 
+import asyncio
+import json
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -142,6 +145,32 @@ async def test_reward_loops_without_tool_fields(manager_class, tokenizer, load):
     assert [result["reward_score"] for result in results] == pytest.approx([1.0, -0.9, -0.9])
     for result in results:
         check_plain(result["reward_extra_info"])
+
+
+SYMBOLIC = [
+    r"\boxed{\frac{\pi}{2}}",
+    r"\boxed{x^2}",
+    r"\boxed{\pi^2}",
+    r"\boxed{\tfrac12\pi}",
+    r"\boxed{\pi/2} or $3$",
+]
+
+
+async def test_answers_that_need_sympy_are_graded_in_the_loops_threads_as_anywhere(tokenizer, load, tmp_path):
+    data = batch(tokenizer, SYMBOLIC, [2] * len(SYMBOLIC))
+    for row in data.non_tensor_batch["reward_model"]:
+        row["ground_truth"] = r"\frac{\pi}{2}"
+    manager = NaiveRewardLoopManager(OmegaConf.create({"reward_model": {}}), tokenizer, load(), "router", None)
+    # At once, as an agent loop worker does it: each in a thread of the loop's executor.
+    results = await asyncio.gather(*(manager.run_single(data[number : number + 1]) for number in range(len(data))))
+    in_threads = [result["reward_extra_info"]["verdict"] for result in results]
+    assert in_threads == ["equal", "different", "different", "equal", "several_answers"]
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text("".join(json.dumps({"text": text, "answer": r"\frac{\pi}{2}"}) + "\n" for text in SYMBOLIC))
+    command = [sys.executable, "-m", "recipe.retool.grade", str(answers), "--json", str(tmp_path / "out.json")]
+    subprocess.run(command, check=True, capture_output=True, cwd=Path(recipe.retool.reward.__file__).parents[2])
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert [row["reason"] for row in told["graded"]] == in_threads
 
 
 async def test_shaping_comes_from_the_config(tokenizer, load):

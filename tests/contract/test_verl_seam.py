@@ -30,12 +30,13 @@ with warnings.catch_warnings():
     from verl_ext import ray_run, trainer
     from verl_ext.agent_loop import worker
 
-SEAM = {
-    "verl.trainer.main_ppo": ("RayPPOTrainer", "AgsTrainer"),
-    "verl.experimental.agent_loop": ("AgentLoopManager", "AgsAgentLoopManager"),
-    "verl.trainer.ppo.ray_trainer": ("compute_data_metrics", "data_metrics_without_lost"),
-    "verl.utils.tracking": ("Tracking", "AgsTracking"),
-}
+SEAM = [
+    ("verl.trainer.main_ppo", "RayPPOTrainer", "AgsTrainer"),
+    ("verl.trainer.main_ppo", "create_rl_sampler", "create_resumable_sampler"),
+    ("verl.experimental.agent_loop", "AgentLoopManager", "AgsAgentLoopManager"),
+    ("verl.trainer.ppo.ray_trainer", "compute_data_metrics", "data_metrics_without_lost"),
+    ("verl.utils.tracking", "Tracking", "AgsTracking"),
+]
 
 
 def module(name: str) -> Any:
@@ -45,12 +46,11 @@ def module(name: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize("place", SEAM)
-def test_install_puts_ours_where_verl_looks(place: str, monkeypatch: pytest.MonkeyPatch):
-    for name, (theirs, _) in SEAM.items():
-        monkeypatch.setattr(module(name), theirs, getattr(module(name), theirs))  # put back afterwards
+@pytest.mark.parametrize(("place", "theirs", "ours"), SEAM)
+def test_install_puts_ours_where_verl_looks(place: str, theirs: str, ours: str, monkeypatch: pytest.MonkeyPatch):
+    for name, replaced, _ in SEAM:
+        monkeypatch.setattr(module(name), replaced, getattr(module(name), replaced))  # put back afterwards
     trainer.install()
-    theirs, ours = SEAM[place]
     assert getattr(module(place), theirs) is getattr(trainer, ours)
 
 
@@ -59,6 +59,7 @@ def test_install_puts_ours_where_verl_looks(place: str, monkeypatch: pytest.Monk
     [
         # How verl reaches each name when it runs: late, through the module, so that ours is found.
         (verl.trainer.main_ppo.TaskRunner.run, "RayPPOTrainer("),
+        (verl.trainer.main_ppo.TaskRunner.run, "create_rl_sampler("),
         (RayPPOTrainer.init_workers, "from verl.experimental.agent_loop import AgentLoopManager"),
         (RayPPOTrainer.init_workers, "self.async_rollout_manager = AgentLoopManager("),
         (RayPPOTrainer.fit, "compute_data_metrics(batch=batch, use_critic=self.use_critic)"),

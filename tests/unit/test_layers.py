@@ -50,6 +50,9 @@ HEAVY_FILES = {
     "trainer.py": "the seam to verl",
     "agent_loop/loop.py": "an agent loop of verl's",
     "agent_loop/process.py": "makes a Ray actor of the worker",
+    "engine/process.py": "makes a Ray actor of the engine's server",
+    "engine/replica.py": "a replica of verl's",
+    "start.py": "starts Ray actors",
     "agent_loop/worker.py": "a worker of verl's",
     "tools/code_interpreter.py": "a tool of verl's",
 }

@@ -4,20 +4,24 @@ import copy
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recipe.retool.prepare_data import AIME_KEYS, SAMPLES, Limits, content_hash, load_report, main, prepare
-from recipe.retool.prepared import HASH_KEY
-from recipe.retool.questions import DAPO_PREFIX, DAPO_SUFFIX, INSTRUCTION, build_prompt
+from recipe.retool.aime import SAMPLES, AimeProblem, known_problems, word_pairs
+from recipe.retool.prepare_data import main, prepare
+from recipe.retool.prepared import HASH_KEY, load_report
+from recipe.retool.questions import DAPO_PREFIX, DAPO_SUFFIX, INSTRUCTION, build_prompt, question_key
+from recipe.retool.selection import Limits
+from verl_ext.data_hash import content_hash
 from verl_ext.errors import ConfigurationError, DataError
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 DAPO_SAMPLE = SAMPLES / "dapo_sample.parquet"
-ANSWERS = {entry["id"]: entry["answer"] for entry in json.loads(AIME_KEYS.read_text())["problems"]}
+ANSWERS = {one.problem_id: one.answer for one in known_problems() if one.data_source == "aime_2024"}
 
 
 def row(question: str, answer: str | None, index: str | None = "same id") -> dict:
@@ -47,6 +51,18 @@ def aime(tmp_path) -> str:
 
 def rows_of(out: Path, split: str = "train") -> list[dict]:
     return pq.read_table(out / f"{split}.parquet").to_pylist()
+
+
+@pytest.fixture(autouse=True)
+def quick_picture(request, monkeypatch):
+    """The picture is drawn where a test asks for it: it costs more than all the rest."""
+    if "real_picture" not in request.fixturenames:
+        monkeypatch.setattr("recipe.retool.prepared.draw_report", lambda report, path: path.write_bytes(b"picture"))
+
+
+@pytest.fixture
+def real_picture():
+    return None
 
 
 def test_rows_are_in_verls_schema(tmp_path, aime):
@@ -115,15 +131,17 @@ def test_rows_of_several_batches_and_files_are_counted_as_of_one(tmp_path, aime,
     assert split["train"]["content_sha256"] == whole["train"]["content_sha256"]
 
 
-def test_same_input_gives_the_same_bytes_and_our_output_is_an_input(tmp_path, aime):
+def test_same_input_gives_the_same_bytes_and_our_output_is_an_input(tmp_path, aime, real_picture):
     first = prepare(str(DAPO_SAMPLE), aime, tmp_path / "a")
     prepare(str(DAPO_SAMPLE), aime, tmp_path / "b")
-    for name in ("train.parquet", "val.parquet", "report.json"):
+    for name in ("train.parquet", "val.parquet", "report.json", "report.txt", "report.png"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert (tmp_path / "a" / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert "different questions" in (tmp_path / "a" / "report.txt").read_text()
     again = prepare(str(tmp_path / "a"), str(tmp_path / "a"), tmp_path / "c")
     for side in ("train", "val"):
         assert again[side]["content_sha256"] == first[side]["content_sha256"]
-    assert again["val"]["aime_checked"]["answers_right"] == 30
+    assert again["val"]["aime_checked"] == {"answers_right": 30, "texts_known": 0, "not_known": 0}
 
 
 def test_the_shipped_sample_holds_what_its_readme_says(tmp_path, aime):
@@ -192,14 +210,145 @@ def test_wrong_aime_answer_is_found(tmp_path):
     assert not (tmp_path / "out").exists()
     padded = [{"ID": "2024-II-12", "Problem": "p", "Solution": "", "Answer": "023"}]
     report = prepare(str(DAPO_SAMPLE), write(tmp_path / "v.parquet", padded), tmp_path / "out")
-    assert report["val"]["aime_checked"] == {"answers_right": 1, "texts_known": 0, "of": 30}
+    assert report["val"]["aime_checked"] == {"answers_right": 1, "texts_known": 0, "not_known": 0}
 
 
-def test_key_table_holds_30_problems_and_no_text():
-    keys = json.loads(AIME_KEYS.read_text())["problems"]
-    assert len(keys) == 30
-    assert {frozenset(entry) for entry in keys} == {frozenset({"id", "answer", "sha256"})}
+@pytest.mark.parametrize("year", ["2024", "2025"])
+def test_key_tables_hold_30_problems_and_no_text(year):
+    keys = json.loads((SAMPLES / f"aime_{year}_keys.json").read_text())["problems"]
+    assert [entry["id"] for entry in keys] == [f"{year}-{half}-{n}" for half in ("I", "II") for n in range(1, 16)]
+    assert {frozenset(entry) for entry in keys} == {frozenset({"id", "answer", "sha256", "word_pairs"})}
     assert all(0 <= int(entry["answer"]) <= 999 and len(entry["sha256"]) == 64 for entry in keys)
+    assert all(set(entry["word_pairs"]) <= set("0123456789abcdef") for entry in keys)
+
+
+def words(number: int) -> str:
+    """A text of our own whose word pairs no other one has."""
+    return " ".join(f"word{'abcdefgh'[number % 8]}{number} thing{number * 7 + at}" for at in range(20))
+
+
+@pytest.fixture
+def own_aime(monkeypatch) -> list[AimeProblem]:
+    """A table of known problems over texts of our own."""
+    table = [
+        AimeProblem(
+            f"2025-I-{number}", str(number * 11), question_key(words(number)), frozenset(word_pairs(words(number)))
+        )
+        for number in range(1, 11)
+    ]
+    monkeypatch.setattr("recipe.retool.aime.known_problems", lambda: tuple(table))
+    return table
+
+
+def test_aime_is_known_by_its_words_whatever_the_copy(tmp_path, own_aime):
+    rows = [{"question": words(number), "answer": f"{number * 11:03}"} for number in range(1, 11)]
+    rows[1]["question"] = "Note: " + words(2).replace(" ", "\n", 3) + " [asy] draw(x); [/asy]"
+    rows[2]["question"] = "Something else altogether."
+    report = prepare(str(DAPO_SAMPLE), write(tmp_path / "v.parquet", rows), tmp_path / "out")
+    assert report["val"]["aime_checked"] == {"answers_right": 9, "texts_known": 8, "not_known": 1}
+    val = rows_of(tmp_path / "out", "val")
+    assert {entry["data_source"] for entry in val} == {"aime_2025"}
+    assert [entry["extra_info"]["index"] for entry in val][:2] == ["2025-I-1", "2025-I-2"]
+    rows[1]["answer"] = "23"
+    with pytest.raises(DataError, match="2025-I-2 has 23, known is 22"):
+        prepare(str(DAPO_SAMPLE), write(tmp_path / "v.parquet", rows), tmp_path / "out")
+
+
+def test_a_table_that_is_not_aime_must_be_described(tmp_path, own_aime):
+    rows = [{"question": f"Question {number}?", "answer": "1"} for number in range(5)]
+    with pytest.raises(DataError, match=r"5 questions, of which 0 .* YAML"):
+        prepare(str(DAPO_SAMPLE), write(tmp_path / "v.parquet", rows), tmp_path / "out")
+
+
+def test_several_sources_become_one_side(tmp_path, aime):
+    math = [{"problem": "What is 1+1?", "answer": "2", "unique_id": "u1"}]
+    both = prepare(
+        [str(DAPO_SAMPLE), write(tmp_path / "t.parquet", [row("What is 1+1?", "2"), row("What is 2+2?", "4")])],
+        [aime, write(tmp_path / "m.parquet", math)],
+        tmp_path / "out",
+    )
+    assert both["val"]["data_sources"] == {"aime_2024": 30, "math_500": 1}
+    assert both["train"]["rows_raw"] == 66
+    assert both["train"]["rows_left_out"]["in validation"] == 1
+    twice = write(tmp_path / "t.parquet", [row("Twice", "1"), row("Twice", "2")])
+    assert prepare([str(DAPO_SAMPLE), twice], aime, tmp_path / "out")["train"]["questions_conflicting"] == 2
+
+
+class Tokenizer:
+    """Counts words; stands for a model's tokenizer and remembers what it was asked."""
+
+    chat_template = "x"
+
+    def apply_chat_template(self, batch, *, tools, add_generation_prompt, tokenize):
+        assert [tool["function"]["name"] for tool in tools] == ["code_interpreter"]
+        assert (add_generation_prompt, tokenize) == (True, False)
+        return [f"tools and template {conversation[0]['content']}" for conversation in batch]
+
+    def __call__(self, texts, *, add_special_tokens):
+        assert add_special_tokens is False
+        return {"input_ids": [text.split() for text in texts]}
+
+
+@pytest.fixture
+def tokenizer(monkeypatch, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    fake = types.SimpleNamespace(AutoTokenizer=types.SimpleNamespace(from_pretrained=lambda *_, **__: Tokenizer()))
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    return model
+
+
+def test_over_long_prompts_are_counted_with_template_and_tools(tmp_path, aime, tokenizer):
+    around = len(f"tools and template {build_prompt('')}".split())
+    rows = [row("short", "1"), row("one two three four five", "2"), row("one two three four", "3")]
+    report = prepare(
+        write(tmp_path / "t.parquet", rows), aime, tmp_path / "out",
+        model=tokenizer, limits=Limits(max_prompt_tokens=around + 4),
+    )  # fmt: skip
+    assert report["train"]["rows_left_out"] == {"over-long": 1}
+    lengths = report["train"]["prompt_tokens"]
+    assert (lengths["median"], lengths["max"]) == (around + 4, around + 4)
+    assert sum(count for _, count in lengths["up_to"]) == 2
+    assert report["val"]["rows_kept"] == 30  # a validation set is judged whole
+    uncounted = prepare(write(tmp_path / "t.parquet", rows), aime, tmp_path / "out")
+    assert uncounted["train"]["prompt_tokens"] is None
+
+
+def test_a_folder_without_tokenizer_is_the_users_mistake(tmp_path, aime, capsys, tokenizer, monkeypatch):
+    def refuses(*_, **__):
+        raise OSError("no tokenizer.json")
+
+    monkeypatch.setattr(sys.modules["transformers"].AutoTokenizer, "from_pretrained", refuses)
+    for model in (tokenizer, tmp_path / "missing"):
+        assert command("--train", DAPO_SAMPLE, "--val", aime, "--out", tmp_path / "o", "--model", model) == 2
+        assert "ive --model a" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command("--train", DAPO_SAMPLE, "--val", aime, "--out", tmp_path / "o", "--max-prompt-tokens", "9")
+    assert "needs --model" in capsys.readouterr().err
+
+
+def test_a_missing_answer_written_as_text_is_none(tmp_path, aime):
+    report = prepare(write(tmp_path / "t.parquet", [row("q", "nan"), row("r", "1")]), aime, tmp_path / "out")
+    assert report["train"]["rows_left_out"] == {"empty": 1}
+
+
+@pytest.mark.parametrize("target", ["prepared.draw_report", "Path.replace"])
+def test_a_run_that_is_killed_leaves_the_old_output_whole(tmp_path, aime, real_picture, target):
+    out = tmp_path / "out"
+    prepare(str(DAPO_SAMPLE), aime, out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from recipe.retool import prepared\nfrom recipe.retool.prepare_data import main\n"
+        f"{target} = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"main(['--train', {str(DAPO_SAMPLE)!r}, '--val', {aime!r}, '--out', {str(out)!r}, '--max-rows', '5'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True)
+    assert done.returncode == -9, done.stderr
+    assert {path.name: path.read_bytes() for path in out.iterdir() if not path.name.startswith(".")} == before
+    load_report(out)
+    prepare(str(DAPO_SAMPLE), aime, out)  # and what it left behind goes with the next run
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
 def command(*args: object) -> int:
@@ -272,7 +421,7 @@ def test_full_data_sets(tmp_path):
     report = prepare(
         str(SHARED_DATA / "dapo_math_17k_rebuilt.parquet"), str(SHARED_DATA / "aime_2024_problems.parquet"), out
     )
-    assert report["val"]["aime_checked"] == {"answers_right": 30, "texts_known": 30, "of": 30}
+    assert report["val"]["aime_checked"] == {"answers_right": 30, "texts_known": 30, "not_known": 0}
     assert report["val"]["rows_kept"] == 30
     side = copy.deepcopy(report["train"])
     assert side["rows_raw"] == 17_917 == side["rows_kept"] + sum(side["rows_left_out"].values())

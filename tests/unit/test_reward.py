@@ -1,15 +1,18 @@
 """The reward function as verl sees it: same keys, plain values, never an exception for what a model wrote."""
 
 import importlib.util
+import inspect
 import json
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import recipe.retool.reward
+from recipe.retool.grading import Reason
 from recipe.retool.reward import compute_score, wrong_score
 from verl_ext.errors import ConfigurationError
 
@@ -97,3 +100,48 @@ def test_loads_by_file_path_under_verls_module_name():
     spec.loader.exec_module(module)
     assert "custom_module" not in sys.modules
     assert module.compute_score("math_dapo", RIGHT, "33", {}, reward_router_address=None)["acc"] == 1.0
+
+
+README = Path(recipe.retool.reward.__file__).with_name("README.md").read_text(encoding="utf-8")
+ROWS = [[cell.strip(" `") for cell in line.strip("|").split("|")] for line in README.splitlines() if line[:2] == "| "]
+
+
+def test_the_readmes_table_of_outcomes_is_what_is_paid():
+    paid = {row[0]: row[1:] for row in ROWS if len(row) == 4}
+    turns_of = {"turns 2": 2, "turns 4": 4, "turns 6": 6, "turns 10": 10}
+    told = {turns: paid[name] for name in paid for words, turns in turns_of.items() if f"({words})" in name}
+    assert sorted(told) == [2, 4, 6, 10]
+    for turns, (verdict, retool, binary) in told.items():
+        result = score(WRONG, info={"num_turns": turns})
+        assert (result["verdict"], result["score"]) == (verdict, pytest.approx(float(retool)))
+        assert score(WRONG, info={"num_turns": turns}, shaping="binary")["score"] == float(binary)
+    assert {row[1] for row in ROWS if len(row) == 4} >= {*get_args(Reason), "infra_failed"} - {
+        "needs_symbolic",
+        "too_long",
+    }
+
+
+def test_the_readmes_table_of_options_is_the_signature():
+    told = {row[0]: row[1] for row in ROWS if len(row) == 3}
+    parameters = inspect.signature(compute_score).parameters
+    options = {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    assert {name: str(value).lower() for name, value in options.items()} == {
+        k: v for k, v in told.items() if k != "key"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"wrong_cap": 1.0}, "wrong_cap"), ({"bonus_per_call": -1}, "bonus"), ({"shapping": "binary"}, "no shapping")],
+)
+def test_options_that_would_train_the_wrong_thing_are_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        score(**options)
+
+
+def test_options_change_what_a_wrong_answer_earns():
+    info = {"num_turns": 6}
+    assert score(WRONG, info=info, bonus_per_call=0.0)["score"] == -1.0
+    assert score(WRONG, info=info, bonus_per_call=0.5, wrong_cap=-0.2)["score"] == -0.2
+    assert score(r"\boxed{2^5+1}")["score"] == 1.0
+    assert score(r"\boxed{2^5+1}", symbolic=False)["verdict"] == "needs_symbolic"

@@ -21,6 +21,7 @@ from recipe.retool.questions import (
     question_key,
     same_answer_key,
 )
+from recipe.retool.selection import open_source
 from recipe.retool.sources import AIME, DAPO, PREPARED, open_file
 from verl_ext.errors import DataError
 
@@ -68,17 +69,16 @@ def test_further_columns_are_ignored(tmp_path):
 
 
 def test_unknown_columns_are_listed_with_the_known_schemas(tmp_path):
-    with pytest.raises(DataError, match=r"found question, answer.*DAPO-Math-17k: data_source.*AIME_2024: ID"):
-        open_file(write(tmp_path / "a.parquet", [{"question": "q", "answer": "1"}]))
+    with pytest.raises(DataError, match=r"found question, solution.*DAPO-Math-17k: data_source.*AIME_2024: ID.*YAML"):
+        open_file(write(tmp_path / "a.parquet", [{"question": "q", "solution": "1"}]))
 
 
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("prompt", "text", "list of messages"),
         ("prompt", [{"text": "x"}], "list of messages"),
         ("reward_model", "2", "needs a field ground_truth"),
-        ("extra_info", {"id": "1"}, "needs a field index"),
+        ("reward_model", {"ground_truth": {"x": "2"}}, "must be a text"),
     ],
 )
 def test_a_known_column_of_another_shape_is_named(tmp_path, column, value, message):
@@ -95,11 +95,82 @@ def test_integers_of_any_size_survive_jsonl(tmp_path):
     assert read(write(tmp_path / "a.jsonl", [dapo_row(answer=10**30)]))[0][1] == "1" + "0" * 30
 
 
-def test_an_answer_column_of_floats_holds_integers_or_is_refused(tmp_path):
-    aime = {"ID": "x", "Problem": "p", "Answer": 33.0}
-    assert read(write(tmp_path / "a.parquet", [aime]))[0][1] == "33"
-    with pytest.raises(DataError, match="cannot read the rows"):
-        read(write(tmp_path / "a.parquet", [aime | {"Answer": 0.5}]))
+def test_an_answer_column_of_floats_keeps_what_was_written(tmp_path):
+    rows = [{"ID": str(answer), "Problem": "p", "Answer": answer} for answer in (33.0, 0.5, -3.0, None)]
+    assert [row[1] for row in read(write(tmp_path / "a.parquet", rows))] == ["33", "0.5", "-3", None]
+    assert [row[1] for row in read(write(tmp_path / "a.jsonl", rows))] == ["33.0", "0.5", "-3.0", None]
+    with pytest.raises(DataError, match="store them as text"):
+        read(write(tmp_path / "a.parquet", [{"ID": "x", "Problem": "p", "Answer": 1e17}]))
+
+
+def test_verls_rows_need_no_id_and_a_plain_text_is_a_prompt(tmp_path):
+    row = dapo_row() | {"extra_info": {"split": "test"}, "prompt": "What is 1+1?"}
+    assert read(write(tmp_path / "a.parquet", [row])) == [("What is 1+1?", "2", None, "math_dapo")]
+    del row["extra_info"]
+    assert read(write(tmp_path / "a.parquet", [row])) == [("What is 1+1?", "2", None, "math_dapo")]
+
+
+PUBLIC = {
+    "MATH-500": {"problem": "p", "solution": "s", "answer": "1.25", "subject": "a", "level": 1, "unique_id": "u/1"},
+    "HuggingFaceH4/aime_2024": {"id": 60, "problem": "p", "solution": "s", "answer": "033", "url": "u", "year": "2024"},
+    "MathArena/aime_2025": {"problem_idx": 1, "problem": "p", "answer": 33, "problem_type": ["Algebra"]},
+    "math-ai/aime25": {"problem": "p", "answer": "33", "id": "0"},
+    "math-ai/aime24": {"id": 60, "problem": "p", "solution": "so \\boxed{033}.", "url": "u"},
+    "a table of problem and answer": {"problem": "p", "answer": "33", "subset": "x"},
+    "opencompass/AIME2025": {"question": "p", "answer": "33"},
+}
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_layouts(tmp_path, name, suffix):
+    file = open_file(write(tmp_path / f"a.{suffix}", [PUBLIC[name]]))
+    assert file.schema.name == name
+    [(prompt, answer, problem_id, source)] = read(file.path)
+    assert prompt == "p"
+    assert answer in ("33", "033", "1.25")
+    assert source == ("math_500" if name == "MATH-500" else "aime")
+    assert problem_id == {"MATH-500": "u/1", "HuggingFaceH4/aime_2024": "60", "MathArena/aime_2025": "1",
+                          "math-ai/aime25": "0", "math-ai/aime24": "60"}.get(name)  # fmt: skip
+
+
+def describe(folder: Path, text: str) -> str:
+    (folder / "mine.yaml").write_text(text)
+    return str(folder / "mine.yaml")
+
+
+GOOD = "path: mine.jsonl\nquestion: task.text\nanswer: out\ndata_source: mine\n"
+
+
+def test_any_table_can_be_described(tmp_path):
+    write(tmp_path / "mine.jsonl", [{"task": {"text": "q"}, "out": "7", "uid": "u1"}])
+    for text, problem_id in ((GOOD, None), (GOOD + "id: uid\n", "u1")):
+        [file] = open_source(describe(tmp_path, text), "train", None)
+        assert file.schema.name == "described in YAML"
+        [batch] = file.batches()
+        assert [column.to_pylist() for column in (batch.prompt, batch.answer, batch.problem_id, batch.data_source)] == [
+            ["q"], ["7"], [problem_id], ["mine"],
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (GOOD.replace("task.text", "task.txt"), "needs a field txt"),
+        (GOOD.replace("task.text", "task"), "must be a text"),
+        (GOOD.replace("out", "output"), "no column output .*found task, out"),
+        (GOOD + "idd: uid\n", "did you mean id"),
+        (GOOD.replace("answer: out\n", ""), "answer must be given"),
+        (GOOD.replace("data_source: mine", "data_source: [mine]"), "data_source must be given"),
+        ("just text", "holds no keys"),
+        ("a: [", "cannot read"),
+        (GOOD.replace("mine.jsonl", "missing.jsonl"), "no such file"),
+    ],
+)
+def test_mistakes_in_a_description_are_named(tmp_path, text, message):
+    write(tmp_path / "mine.jsonl", [{"task": {"text": "q"}, "out": "7"}])
+    with pytest.raises(DataError, match=message):
+        open_source(describe(tmp_path, text), "train", None)
 
 
 def test_the_last_user_message_is_the_prompt(tmp_path):
@@ -177,6 +248,14 @@ def test_hub_id_is_looked_up_under_the_data_root(tmp_path):
         find_files("org/name", "train", tmp_path)
     file = write(tmp_path / "data" / "raw" / "org--name" / "a.parquet", [dapo_row()])
     assert find_files("org/name", "train", tmp_path) == [file]
+
+
+def test_hub_id_is_found_in_the_hubs_own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("recipe.retool.data_files._hub_cache", lambda: tmp_path)
+    file = write(tmp_path / "datasets--org--name" / "snapshots" / "aaa" / "a.parquet", [dapo_row()])
+    assert find_files("org/name", "train") == [file]
+    with pytest.raises(DataError, match="invoke download --data org/other"):
+        find_files("org/other", "train")
 
 
 def test_nothing_there_says_what_to_give(tmp_path):

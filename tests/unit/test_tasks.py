@@ -137,8 +137,8 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         ("prepare_data", {}, [["recipe.retool.prepare_data"]]),
         (
             "prepare_data",
-            {"train": "a", "val": "b", "out": "c", "max_rows": "9"},
-            [["recipe.retool.prepare_data", "--train=a", "--val=b", "--out=c", "--max-rows=9"]],
+            {"train": ["a"], "val": ["b", "b2"], "out": "c", "max_rows": "9"},
+            [["recipe.retool.prepare_data", "--train=a", "--val=b", "--val=b2", "--out=c", "--max-rows=9"]],
         ),
         ("download", {}, [["verl_ext.download"]]),
         ("download", {"model": "org/name", "source": "modelscope"},

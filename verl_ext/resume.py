@@ -1,0 +1,103 @@
+"""A resumed run goes on with the same rows in the same order, or is refused before it starts.
+
+verl 0.6.1 stores how far its sampler came (data.pt in each checkpoint) but not of what: with another file, seed or
+batch size it goes on without a word, at a place that means nothing. Where data.pt is missing it begins anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_ext import runs
+from verl_ext.data_hash import content_hash
+from verl_ext.errors import ConfigurationError
+
+# What decides which rows there are and in which order they come.
+_ORDER_KEYS = (
+    "data.seed", "data.shuffle", "data.train_batch_size", "data.gen_batch_size", "data.train_max_samples",
+    "data.filter_overlong_prompts", "data.max_prompt_length", "data.sampler.class_path", "data.dataloader_num_workers",
+)  # fmt: skip
+
+
+def check(config: DictConfig) -> None:
+    """Refuse to resume from a checkpoint whose data or order is not this run's.
+
+    `verl_ext.allow_changed_data` takes both; the order then begins at the stored place in another sequence.
+
+    Args:
+        config: resolved.
+
+    Raises:
+        ConfigurationError: with everything that differs.
+    """
+    checkpoint = _checkpoint(config.trainer)
+    if checkpoint is None or config.verl_ext.get("allow_changed_data", False):
+        return
+    problems = list(_problems(config, checkpoint))
+    if problems:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        raise ConfigurationError(
+            f"{checkpoint} cannot be resumed in the same order:{lines}\n"
+            "Give the old values, start without resuming, or take the change with verl_ext.allow_changed_data=true."
+        )
+
+
+def _checkpoint(trainer: DictConfig) -> Path | None:
+    """The checkpoint that verl would go on from, as its `_load_checkpoint` finds it."""
+    if trainer.resume_mode == "resume_path":
+        return Path(str(trainer.get("resume_from_path"))).expanduser()
+    latest = Path(str(trainer.default_local_dir)) / "latest_checkpointed_iteration.txt"
+    if trainer.resume_mode != "auto" or not latest.is_file():
+        return None
+    return latest.parent / f"global_step_{latest.read_text(encoding='utf-8').strip()}"
+
+
+def _problems(config: DictConfig, checkpoint: Path) -> Iterator[str]:
+    if not checkpoint.name.startswith("global_step_") or not checkpoint.is_dir():
+        yield "it is no checkpoint: give trainer.resume_from_path a folder runs/RUN/checkpoints/global_step_N"
+        return
+    if not (checkpoint / "data.pt").is_file():
+        yield "it holds no data.pt, so its place in the order is not known"
+    run_dir = next((folder for folder in checkpoint.parents if (folder / runs.MANIFEST).is_file()), None)
+    if run_dir is None:
+        yield f"no {runs.MANIFEST} above it, so what it was trained on is not known"
+        return
+    try:
+        old_hashes = json.loads((run_dir / runs.MANIFEST).read_text(encoding="utf-8"))["train_data"]
+        old_config: Any = OmegaConf.load(run_dir / runs.CONFIG)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield f"what it was trained on cannot be read in {run_dir} ({error!r})"
+        return
+    yield from _changed_data(old_hashes, train_data(config))
+    for key in _ORDER_KEYS:
+        old, new = OmegaConf.select(old_config, key), OmegaConf.select(config, key)
+        if old != new:
+            yield f"{key} was {old} and is {new}"
+
+
+def _changed_data(old: list[dict[str, str]], new: list[dict[str, str]]) -> Iterator[str]:
+    if len(old) != len(new):
+        yield f"it was trained on {len(old)} file(s), and data.train_files names {len(new)}"
+        return
+    for before, now in zip(old, new, strict=True):
+        if before["content_sha256"] != now["content_sha256"]:
+            yield (
+                f"{now['path']} holds other rows ({now['content_sha256'][:12]}) than {before['path']} did "
+                f"({before['content_sha256'][:12]})"
+            )
+
+
+def train_data(config: DictConfig) -> list[dict[str, str]]:
+    """Path and content hash of each training file, in order: what the manifest keeps of them.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    files = config.data.train_files
+    paths = [files] if isinstance(files, str) else list(files or [])
+    return [{"path": str(path), "content_sha256": content_hash(path)} for path in paths]
