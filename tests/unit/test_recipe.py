@@ -73,7 +73,7 @@ MACHINERY = {
     "actor_rollout_ref.hybrid_engine", f"{ROLLOUT}.load_format", f"{ROLLOUT}.agent.agent_loop_config_path",
     f"{ROLLOUT}.multi_turn.tool_config_path", f"{ROLLOUT}.multi_turn.tool_response_truncate_side", "critic.enable",
     "custom_reward_function.path", "custom_reward_function.name", "reward_model.reward_manager", "data.val_batch_size",
-    "trainer.default_local_dir", "trainer.experiment_name",
+    "trainer.default_local_dir", "trainer.experiment_name", "custom_reward_function.reward_kwargs.shaping",
 }  # fmt: skip
 
 
