@@ -32,6 +32,17 @@ def become(module: str, *arguments: str) -> None:
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606, TID251
 
 
+def given(flags: dict[str, str]) -> list[str]:
+    """The flags that have a value, each with it, so that a value may begin with a dash."""
+    return [f"{flag}={value}" for flag, value in flags.items() if value]
+
+
+def behind_dashes() -> list[str]:
+    """What the user wrote behind `--`, word by word; invoke itself would join it."""
+    words = sys.argv
+    return words[words.index("--") + 1 :] if "--" in words else []
+
+
 @task(help={"stack": "cpu or gpu"})
 def setup(context, stack="cpu"):
     """Install a stack from its hash-pinned lock."""
@@ -49,31 +60,33 @@ def setup(context, stack="cpu"):
 def smoke(context, hardware="cpu", control="", set_=None):
     """Train a tiny model for real, on a CPU or a GPU."""
     setup(context, "cpu" if hardware == "cpu" else "gpu")
-    options = {"--hardware": hardware, "--control": control}
-    become("recipe.smoke.run", *(f"{flag}={value}" for flag, value in options.items() if value), *(set_ or []))
+    flags = {"--hardware": hardware, "--control": control}
+    become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())
 
 
 @task(
     help={
-        "train": "DAPO-Math-17k: file, folder, hub id kept locally, YAML description; repeatable",
-        "val": "AIME 2024, AIME 2025, MATH-500: likewise; repeatable",
-        "out": "folder for train.parquet, val.parquet and the report",
+        "train": "default DAPO-Math-17k: file, folder, hub id kept locally, YAML description; repeatable",
+        "val": "default AIME 2024; AIME 2025, MATH-500: likewise; repeatable",
+        "out": "folder for the files; default: data/retool of the data root",
         "max_rows": "keep the first N questions of each side",
         "language": "en, zh or all",
         "model": "count prompts with this model's tokenizer",
         "max_prompt_tokens": "leave out longer training prompts; needs --model",
-        "data_root": "where hub ids are looked up",
+        "data_root": "where hub ids are looked up; default: VERL_EXT_DATA_ROOT",
     },
     iterable=["train", "val"],
 )
 def prepare_data(
-    context, out, train=None, val=None, max_rows="", language="", model="", max_prompt_tokens="", data_root=""
+    context, train=None, val=None, out="", max_rows="", language="", model="", max_prompt_tokens="", data_root=""
 ):
     """Make training and validation files from raw data."""
-    options = {"--max-rows": max_rows, "--language": language, "--model": model, "--data-root": data_root}
-    options["--max-prompt-tokens"] = max_prompt_tokens
-    sources = [f"--{side}={path}" for side, given in (("train", train), ("val", val)) for path in given or []]
-    become("recipe.retool.prepare_data", *sources, "--out", out, *(f"{k}={v}" for k, v in options.items() if v))
+    sources = [f"--{side}={path}" for side, paths in (("train", train), ("val", val)) for path in paths or []]
+    flags = {
+        "--out": out, "--max-rows": max_rows, "--language": language, "--model": model,
+        "--max-prompt-tokens": max_prompt_tokens, "--data-root": data_root,
+    }  # fmt: skip
+    become("recipe.retool.prepare_data", *sources, *given(flags))
 
 
 @task(
@@ -91,20 +104,49 @@ def grade(context, file, show=20, json=""):
 
 @task(
     help={
-        "hardware": "a file of recipe/retool/config/hardware",
-        "model": "a Hugging Face folder",
-        "train": "parquet made by prepare-data",
-        "val": "parquet made by prepare-data",
+        "hardware": "a file of recipe/retool/config/hardware; default: by GPUs",
+        "model": "a Hugging Face folder or hub id; default: the recipe's",
+        "train": "parquet made by prepare-data; default: the data root's",
+        "val": "parquet made by prepare-data; default: the data root's",
         "recipe": "a file of recipe/retool/config",
         "run_id": "name of the run",
-        "set_": "KEY=VALUE of verl's configuration, repeatable",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+        "env_file": "in place of ./.env",
+        "sandbox": "auto, e2b or local",
+        "dry_run": "show layers, plan, bare command and problems only",
+        "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
     iterable=["set_"],
 )
-def train(context, hardware, model, train, val, recipe="retool", run_id="", set_=None):
+def train(
+    context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
+    dry_run=False, set_=None,
+):  # fmt: skip
     """Train on this machine."""
-    flags = ["--recipe", recipe, "--hardware", hardware, "--model", model, "--train", train, "--val", val]
-    become("verl_ext.launch", *flags, *(["--run-id", run_id] if run_id else []), *(set_ or []))
+    flags = {
+        "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
+        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
+    }  # fmt: skip
+    become("verl_ext.launch", *given(flags), "--dry-run" if dry_run else "", *(set_ or []), *behind_dashes())
+
+
+@task(
+    help={
+        "model": "hub id; with it, or with data, nothing else is fetched",
+        "data": "hub id of a data set",
+        "source": "huggingface or modelscope",
+        "revision": "branch, tag or commit",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+        "env_file": "in place of ./.env",
+    }
+)
+def download(context, model="", data="", source="", revision="", data_root="", env_file=""):
+    """Fetch the recipe's model and data from a hub."""
+    flags = {
+        "--model": model, "--data": data, "--source": source, "--revision": revision,
+        "--data-root": data_root, "--env-file": env_file,
+    }  # fmt: skip
+    become("verl_ext.download", *given(flags))
 
 
 @task(
@@ -177,6 +219,7 @@ def lock(context):
 namespace = Collection(
     setup,
     smoke,
+    download,
     prepare_data,
     grade,
     train,

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from verl_ext import runs
 from verl_ext.errors import ConfigurationError, SandboxError, VerlAgsError
-from verl_ext.sandbox.connect import LEDGERS
-from verl_ext.sandbox.ledger import RUN_LABEL, clean_run, count_events, still_listed
+from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, clean_run, count_events, still_listed
 from verl_ext.settings import Settings
 
 

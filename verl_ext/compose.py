@@ -66,6 +66,29 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in CONFIG_DIR.glob("*.yaml") if "defaults" in _yaml(path))
 
 
+def hardware_values(name: str) -> dict[str, Any]:
+    """What a hardware file sets, by key."""
+    return {key: value for key, value in items(_yaml(HARDWARE_DIR / f"{name}.yaml")) if not isinstance(value, dict)}
+
+
+def recipe_chain(name: str) -> list[str]:
+    """The recipe files that a recipe is made of, lowest first, itself last; verl's own is not one of them."""
+    below = [entry for entry in _yaml(CONFIG_DIR / f"{name}.yaml")["defaults"] if entry in recipe_names()]
+    return [*(part for entry in below for part in recipe_chain(entry)), name]
+
+
+def recipe_values(name: str) -> dict[str, Any]:
+    """What one recipe file sets itself, by key."""
+    content = _yaml(CONFIG_DIR / f"{name}.yaml")
+    content.pop("defaults")
+    return {key: value for key, value in items(content) if not isinstance(value, dict)}
+
+
+def hub_ids() -> dict[str, str]:
+    """`model`, `train` and `val`: what the recipe takes from a hub."""
+    return _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]["hub"]
+
+
 def check_names(recipe: str, hardware: str) -> None:
     """Whether there are such files.
 
@@ -88,10 +111,21 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
         The composed configuration, interpolations still open.
 
     Raises:
-        ConfigurationError: a name, key or value is wrong; all unknown keys are listed at once.
+        ConfigurationError: a name, key or value is wrong; all that are wrong are listed at once.
+    """
+    config, problems = compose_what_can_be(recipe, hardware, overrides)
+    if problems:
+        raise ConfigurationError.listing(f"{len(problems)} problem(s) in the configuration", problems)
+    return config
+
+
+def compose_what_can_be(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> tuple[DictConfig, list[str]]:
+    """Like `compose`, but what is wrong is left out and told, so that the rest can be looked at as well.
+
+    Raises:
+        ConfigurationError: there is no such recipe or hardware, or the files themselves do not compose.
     """
     check_names(recipe, hardware)
-    pairs = [_split(override) for override in overrides]
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
             base = hydra_compose(
@@ -100,17 +134,27 @@ def compose(recipe: str, hardware: str, overrides: Sequence[str] = ()) -> DictCo
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(f"recipe {recipe} with hardware {hardware} does not compose: {error}") from error
     OmegaConf.set_struct(base, False)
-    for key, value in pairs:
+    problems: list[str] = []
+    for override in overrides:
         try:
-            OmegaConf.update(base, key, value, merge=True, force_add=True)
-        except OmegaConfBaseException as error:
-            first = str(error).splitlines()[0]
-            raise ConfigurationError(f"override {key}={value}: {first}; compare the key with verl's YAML") from error
-    problems = unknown_keys(base)
-    if problems:
-        lines = "".join(f"\n  - {problem}" for problem in problems)
-        raise ConfigurationError(f"{len(problems)} key(s) that verl 0.6.1 does not know:{lines}")
-    return base
+            key, value = _split(override)
+            _update(base, key, value)
+        except ConfigurationError as error:
+            problems.append(str(error))
+    unknown = _unknown(base)
+    problems += [message for _, message in unknown]
+    for key, _ in unknown:
+        parent, _, name = key.rpartition(".")
+        del (OmegaConf.select(base, parent) if parent else base)[name]
+    return base, problems
+
+
+def _update(config: DictConfig, key: str, value: Any) -> None:
+    try:
+        OmegaConf.update(config, key, value, merge=True, force_add=True)
+    except OmegaConfBaseException as error:
+        first = str(error).splitlines()[0]
+        raise ConfigurationError(f"override {key}={value}: {first}; compare the key with verl's YAML") from error
 
 
 def unknown_keys(config: DictConfig) -> list[str]:
@@ -118,30 +162,66 @@ def unknown_keys(config: DictConfig) -> list[str]:
 
     Hydra refuses a typo on its command line but accepts it in a YAML file without a word.
     """
+    return [message for _, message in _unknown(config)]
+
+
+def _unknown(config: DictConfig) -> list[tuple[str, str]]:
+    """The highest unknown keys, each with a message about the first value below it."""
     known = known_keys()
-    found: list[str] = []
-    for key in _keys(OmegaConf.to_container(config, resolve=False), ""):
+    found: list[tuple[str, str]] = []
+    for key, value in items(OmegaConf.to_container(config, resolve=False)):
         if key in known or any(key == top or key.startswith(f"{top}.") for top in OPEN_BELOW):
             continue
         parent = key.rpartition(".")[0]
         if parent and parent not in known:
             continue  # its parent is listed already
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-        found.append(f"{key}: " + (f"did you mean {near[0]}?" if near else "no key of this name or a similar one"))
+        leaf = next((f"{key}.{name}" for name, inner in items(value) if not isinstance(inner, dict)), key)
+        found.append((key, f"{leaf}: {_nearest(leaf, known)}"))
     return found
+
+
+def _nearest(key: str, known: frozenset[str]) -> str:
+    """The known keys that may have been meant: spelled nearly so, written without their beginning, or ending so."""
+    near = [name for name in known if name.endswith(f".{key.lower()}") or name == key.lower()]
+    near = near or _spelled_like(key, known)
+    if not near:
+        last = key.rpartition(".")[2].lower()
+        near = [name for name in known if name.rpartition(".")[2] == last]
+    if not near:
+        return "verl 0.6.1 has no key of this name or a similar one"
+    if len(near) > 3:
+        return f"verl 0.6.1 has no key of this name; {len(near)} keys end in it, for example {min(near)}"
+    return f"verl 0.6.1 has no such key; did you mean {' or '.join(sorted(near))}?"
+
+
+def _spelled_like(key: str, known: frozenset[str]) -> list[str]:
+    """The nearest spelling, and a second that is about as near."""
+    near = difflib.get_close_matches(key, known, n=2, cutoff=0.75)
+    ratios = [difflib.SequenceMatcher(None, key, name).ratio() for name in near]
+    return [name for name, ratio in zip(near, ratios, strict=True) if ratio > ratios[0] - 0.06]
 
 
 def known_keys() -> frozenset[str]:
     """Every key of verl's composed defaults, inner nodes included, and ours as retool.yaml declares them."""
-    ours = _keys({"verl_ext": _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]}, "")
-    return _verl_keys(verl_config_dir()) | KNOWN_BEYOND_YAML | frozenset(ours)
+    return frozenset(default_values()) | KNOWN_BEYOND_YAML
+
+
+def default_values() -> dict[str, Any]:
+    """verl's own value of every key, inner nodes included, and ours as retool.yaml declares them; unresolved."""
+    ours = {"verl_ext": _yaml(CONFIG_DIR / "retool.yaml")["verl_ext"]}
+    return {**verl_defaults(), **dict(items(ours))}
+
+
+def verl_defaults() -> dict[str, Any]:
+    """verl's own value of every key, inner nodes included; unresolved."""
+    return _verl_defaults(verl_config_dir())
 
 
 @functools.cache
-def _verl_keys(folder: Path) -> frozenset[str]:
+def _verl_defaults(folder: Path) -> dict[str, Any]:
     with initialize_config_dir(str(folder), version_base=None):
         defaults = hydra_compose("ppo_trainer")
-    return frozenset(_keys(OmegaConf.to_container(defaults, resolve=False), ""))
+    return dict(items(OmegaConf.to_container(defaults, resolve=False)))
 
 
 def resolve(config: DictConfig) -> DictConfig:
@@ -151,14 +231,35 @@ def resolve(config: DictConfig) -> DictConfig:
     read there, in another environment.
 
     Raises:
-        ConfigurationError: a value is missing (`???`) or an interpolation leads nowhere.
+        ConfigurationError: values are missing (`???`) or interpolations lead nowhere; all are listed.
     """
+    resolved, problems = resolve_what_can_be(config)
+    if problems:
+        raise ConfigurationError.listing(f"{len(problems)} value(s) are missing", problems)
+    return resolved
+
+
+def resolve_what_can_be(config: DictConfig) -> tuple[DictConfig, list[str]]:
+    """Like `resolve`, but a value that is missing or leads nowhere is told and stays None."""
+    plain = OmegaConf.to_container(config, resolve=False)
     # Not OmegaConf.missing_keys, which resolves as it goes and fails on a value that depends on a missing one.
-    missing = sorted(_missing(OmegaConf.to_container(config, resolve=False), ""))
-    if missing:
-        raise ConfigurationError(f"no value for {', '.join(missing)}: give each as KEY=VALUE behind `--`")
+    missing = sorted(_missing(plain, ""))
+    problems = [f"{key} has no value: give it with --set {key}=VALUE" for key in missing]
+    copy = config.copy()
+    for key in missing:
+        OmegaConf.update(copy, key, None)
     try:
-        return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+        return DictConfig(OmegaConf.to_container(copy, resolve=True)), problems
+    except OmegaConfBaseException:
+        pass  # some interpolation leads nowhere: find out which
+    for key in _open_interpolations(plain, ""):
+        try:
+            OmegaConf.select(copy, key, throw_on_resolution_failure=True)
+        except OmegaConfBaseException as error:
+            problems.append(f"{key} does not resolve: {' '.join(str(error).split())}")
+            OmegaConf.update(copy, key, None)
+    try:
+        return DictConfig(OmegaConf.to_container(copy, resolve=True)), problems
     except OmegaConfBaseException as error:
         raise ConfigurationError(f"the configuration does not resolve: {' '.join(str(error).split())}") from error
 
@@ -196,8 +297,11 @@ for _tag, _pattern, _first in (
     _ValueLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
 
 
+_FILE_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where libyaml is there
+
+
 def _yaml(path: Path) -> Any:
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_FILE_LOADER)  # noqa: S506 - a safe one
 
 
 def _missing(node: Any, prefix: str) -> Iterator[str]:
@@ -205,13 +309,24 @@ def _missing(node: Any, prefix: str) -> Iterator[str]:
         yield prefix
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
-        yield from _missing(value, f"{prefix}.{name}" if prefix else str(name))
+        inner = f"{prefix}[{name}]" if isinstance(node, list) else f"{prefix}.{name}" if prefix else str(name)
+        yield from _missing(value, inner)
 
 
-def _keys(node: Any, prefix: str) -> Iterator[str]:
+def _open_interpolations(node: Any, prefix: str) -> Iterator[str]:
+    if isinstance(node, str) and "${" in node:
+        yield prefix
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, value in items:
+        inner = f"{prefix}[{name}]" if isinstance(node, list) else f"{prefix}.{name}" if prefix else str(name)
+        yield from _open_interpolations(value, inner)
+
+
+def items(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key below a mapping with its value, inner nodes included."""
     if not isinstance(node, dict):
         return
     for name, value in node.items():
         key = f"{prefix}.{name}" if prefix else str(name)
-        yield key
-        yield from _keys(value, key)
+        yield key, value
+        yield from items(value, key)

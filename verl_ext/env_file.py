@@ -1,8 +1,20 @@
-"""Reading an `.env` so that it means the same here and under `docker run --env-file`.
+"""Reading an `.env` so that it means the same here, under `docker run --env-file` and in a compose file.
 
-python-dotenv and Docker differ: Docker keeps quotes, escapes, `${...}` and a comment behind the value as
-they are, takes a name without `=` from the host, and knows no `export`. Each of these is refused in the lines
-that set a variable of ours, except one pair of outer quotes, which both sides drop (`without_quotes`).
+Where the three differ (python-dotenv 1.x; docker/cli pkg/kvfile; compose-go dotenv/parser.go):
+
+| in a line | python-dotenv | docker --env-file | compose env_file |
+|---|---|---|---|
+| outer quotes | dropped | dropped, until 2025 kept | dropped |
+| `export NAME=` | known | refused | known |
+| `#` behind the value | comment after a blank | part of the value | comment |
+| `$NAME`, `${NAME}` | as they are (we switch it off) | as they are | replaced, but in '...' |
+| backslash in "..." | escape | as it is | escape |
+| a quoted value over lines | one value | a line each | one value |
+| blanks around `=` | dropped | refused before, kept behind | dropped |
+| NAME alone | no value | the host's value | the host's value |
+
+Each is refused in the lines that set a variable of ours, except one pair of outer quotes, which the reader of
+the variable drops again (`without_quotes`).
 """
 
 from __future__ import annotations
@@ -45,10 +57,17 @@ def read_env_file(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
     good: dict[str, str] = {}
     if text.startswith("\N{BYTE ORDER MARK}"):
         text = text[1:]
-        problems.append(f"{path} begins with a byte order mark, which Docker refuses: save it as UTF-8 without BOM")
+        problems.append(f"{path} begins with a byte order mark, which not every reader skips: save it as UTF-8 alone")
     for number, line in enumerate(text.split("\n"), start=1):
         match = _NAME.match(line)
-        if match is None or not wanted(match["name"]):
+        if match is None:
+            continue
+        if not wanted(match["name"]):
+            if _goes_on(match["rest"]):
+                problems.append(
+                    f"{path} line {number}: {match['name']} has a quoted value that does not end in its line, which "
+                    "Docker reads line by line: put it into one line, or into another file"
+                )
             continue
         name, where = match["name"], f"{path} line {number}: {match['name']}"
         problem = _problem(match)
@@ -60,6 +79,12 @@ def read_env_file(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
             good[name] = line
     values = dotenv_values(stream=io.StringIO("\n".join(good.values())), interpolate=False)
     return {name: value for name, value in values.items() if value is not None}, problems
+
+
+def _goes_on(rest: str) -> bool:
+    """Whether a line of another program's opens a quote that it does not close."""
+    value = rest.strip().removeprefix("=").strip()
+    return value[:1] in ("'", '"') and value.count(value[0]) - value.count("\\" + value[0]) < 2
 
 
 def _problem(match: re.Match[str]) -> str | None:
@@ -78,8 +103,10 @@ def _problem(match: re.Match[str]) -> str | None:
         return "has a stray quote: write the value without quotes"
     if re.search(r"\s", inner):
         return "has a blank inside (a comment behind the value counts): remove it, put the comment above"
-    if re.search(r"['\"`\\]|\$\{", inner):
-        return "has a quote, a backslash or ${...} inside, which Docker and dotenv read differently: write it plainly"
+    if re.search(r"['\"`\\]", inner) or ("$" in inner and value[0] != "'"):
+        return "has a quote, a backslash or $ inside, which Docker and dotenv read differently: write it plainly"
+    if "#" in inner and inner == value:
+        return "has a # inside, which compose takes for a comment: put the value in single quotes"
     if inner != value and not inner:
         return "is set but empty: give it a value or remove the line"
     return None

@@ -2,6 +2,7 @@
 
     VerlAgsError
     ├── ConfigurationError (ValueError)      a setting, flag or file of the user is wrong
+    │   └── HubUnreachableError              the hub does not answer; the message says how to do without
     ├── DataError (ValueError)               a data set cannot be used as it is
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
@@ -17,6 +18,11 @@ A new error goes into this tree, keeps a message of the form "what is wrong, whe
 only its message as argument, so that it survives pickling (Ray carries it between processes).
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Self
+
 
 class VerlAgsError(Exception):
     """Root of everything that this project raises on purpose."""
@@ -24,6 +30,15 @@ class VerlAgsError(Exception):
 
 class ConfigurationError(VerlAgsError, ValueError):
     """A setting, flag or file of the user is wrong; the message names it and the cure."""
+
+    @classmethod
+    def listing(cls, headline: str, problems: Iterable[str]) -> Self:
+        """Several problems in one error, one a line."""
+        return cls(headline + ":" + "".join(f"\n  - {problem}" for problem in problems))
+
+
+class HubUnreachableError(ConfigurationError):
+    """The hub, or the way to it, does not answer; what was fetched already stays."""
 
 
 class DataError(VerlAgsError, ValueError):

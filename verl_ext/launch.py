@@ -19,54 +19,28 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
-from verl_ext import preflight, resume, runs
+from verl_ext import resume, runs
 from verl_ext.check.account import admit
 from verl_ext.clean import clean
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
-from verl_ext.sandbox.connect import LEDGERS, run_limits
-from verl_ext.sandbox.ledger import RUN_LABEL, read_left_ids
+from verl_ext.parquet_files import files
+from verl_ext.request import RunRequest, configure
+from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
-from verl_ext.settings import Settings
+from verl_ext.settings import LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_DIED = 2, 70
-# Sandboxes of the local server: about 10 MiB each, so 64 fit anywhere; creates are bounded by its CPU alone.
-LOCAL_MAX_ALIVE, LOCAL_CREATE_RATE_PER_S = 64, 1000
-
-
-@dataclass(frozen=True)
-class RunRequest:
-    """What a user asks for.
-
-    Attributes:
-        recipe, hardware: names of files in recipe/retool/config.
-        model: a Hugging Face folder.
-        train, val: parquet files made by `invoke prepare-data`.
-        overrides: KEY=VALUE, last and strongest.
-        run_id: made from the recipe's name and the time if "".
-        server_options: further options for the local sandbox server.
-        environment: further variables of every process of the run; no secrets.
-    """
-
-    recipe: str
-    hardware: str
-    model: Path
-    train: Path
-    val: Path
-    overrides: tuple[str, ...] = ()
-    run_id: str = ""
-    server_options: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,42 +62,16 @@ class RunResult:
     seconds: float
 
 
-def configure(request: RunRequest, settings: Settings) -> tuple[DictConfig, Path]:
-    """The resolved and checked configuration of a request, and the run folder (not made yet).
-
-    Raises:
-        ConfigurationError: with every problem found.
-    """
-    composition.check_names(request.recipe, request.hardware)
-    run_id = runs.check_run_id(request.run_id or runs.new_run_id(request.recipe))
-    run_dir = (settings.folder("runs") / run_id).absolute()
-    config = composition.compose(
-        request.recipe,
-        request.hardware,
-        [
-            f"verl_ext.run_id={run_id}",
-            f"verl_ext.run_dir={_quoted(run_dir)}",
-            f"verl_ext.config_dir={_quoted(composition.CONFIG_DIR)}",
-            f"actor_rollout_ref.model.path={_quoted(request.model.absolute())}",
-            f"data.train_files={_quoted(request.train.absolute())}",
-            f"data.val_files={_quoted(request.val.absolute())}",
-            *request.overrides,
-        ],
-    )
-    resolved = composition.resolve(config)
-    preflight.check(resolved)
-    resume.check(resolved)
-    run_limits(settings, int(resolved.actor_rollout_ref.rollout.agent.num_workers))
-    return resolved, run_dir
-
-
-def _quoted(path: Path) -> str:
-    """The path as a value of an override, whatever characters it holds."""
-    return json.dumps(str(path))
-
-
-def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> RunResult:
+def run(
+    request: RunRequest, settings: Settings, say: Callable[[str], None], wrong_settings: Sequence[str] = ()
+) -> RunResult:
     """Train, and leave nothing behind but the run folder.
+
+    Args:
+        request: what is asked for.
+        settings: from `Settings.read`.
+        say: called with each line for the user.
+        wrong_settings: from `Settings.read`.
 
     Raises:
         ConfigurationError: before anything was started.
@@ -133,20 +81,20 @@ def run(request: RunRequest, settings: Settings, say: Callable[[str], None]) -> 
     from omegaconf import OmegaConf
 
     started_s = time.monotonic()
-    config, run_dir = configure(request, settings)
+    configured = configure(request, settings, wrong_settings)
+    configured.refuse_problems()
+    config, run_dir = configured.config, configured.run_dir
     train_data = resume.train_data(config)
     admit(settings, config.verl_ext.run_id, say)
     try:
         run_dir.mkdir(parents=True)
-    except FileExistsError as error:
-        raise ConfigurationError(f"{run_dir} is there already: choose another --run-id or delete the folder") from error
     except OSError as error:
         raise ConfigurationError(
             f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
         ) from error
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
-    data_files = [*preflight.files(config.data.train_files), *preflight.files(config.data.val_files)]
-    facts = manifest(data_files, settings.public_dict()) | {"train_data": train_data}
+    data_files = [*files(config.data.train_files), *files(config.data.val_files)]
+    facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")
@@ -222,14 +170,14 @@ def _environment(
         }
         # The defaults are an AGS account's; a server of our own has no quota, only this machine's memory.
         if settings.is_default("sandbox_max_alive"):
-            values["VERL_EXT_SANDBOX_MAX_ALIVE"] = str(LOCAL_MAX_ALIVE)
+            values["VERL_EXT_SANDBOX_MAX_ALIVE"] = str(sandboxes_alive(settings))
         if settings.is_default("sandbox_max_starting"):
-            values["VERL_EXT_SANDBOX_MAX_STARTING"] = str(LOCAL_MAX_ALIVE)
+            values["VERL_EXT_SANDBOX_MAX_STARTING"] = str(sandboxes_alive(settings))
         if settings.is_default("sandbox_create_rate_per_s"):
             values["VERL_EXT_SANDBOX_CREATE_RATE_PER_S"] = str(LOCAL_CREATE_RATE_PER_S)
     if cpu:
         values |= _cpu_environment()
-    return values | request.environment
+    return {**values, **request.environment}
 
 
 def _cpu_environment() -> dict[str, str]:
@@ -269,25 +217,46 @@ def say_line(line: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, run, and turn every expected failure into a message and an exit status."""
-    parser = argparse.ArgumentParser(prog="invoke train", description="Train a model with a code interpreter.")
-    parser.add_argument("--recipe", default="retool", help=f"one of {', '.join(composition.recipe_names())}")
-    parser.add_argument("--hardware", required=True, help=f"one of {', '.join(composition.hardware_names())}")
-    parser.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
-    parser.add_argument("--train", type=Path, required=True, help="parquet made by prepare-data")
-    parser.add_argument("--val", type=Path, required=True, help="parquet made by prepare-data")
-    parser.add_argument("--run-id", default="", help="name of the run; made from recipe and time if left out")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="verl's own keys, last and strongest")
-    options = parser.parse_intermixed_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
+    given = {
+        "VERL_EXT_SANDBOX_BACKEND": options.sandbox,
+        "VERL_EXT_DATA_ROOT": options.data_root,
+    }
     request = RunRequest(
-        options.recipe,
-        options.hardware,
-        options.model,
-        options.train,
-        options.val,
-        tuple(options.overrides),
-        options.run_id,
+        recipe=options.recipe,
+        hardware=options.hardware,
+        model=options.model,
+        train=options.train,
+        val=options.val,
+        overrides=tuple(options.overrides),
+        run_id=options.run_id,
+        environment={name: value for name, value in given.items() if value},
     )
-    return guarded(lambda: run(request, Settings.load(), say_line))
+    settings, wrong = Settings.read(options.env_file or None, environ=child_environment(**request.environment))
+    if options.dry_run:
+        from verl_ext.dry_run import dry_run
+
+        return guarded(lambda: dry_run(request, settings, wrong, say_line))
+    return guarded(lambda: run(request, settings, say_line, wrong))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="invoke train", description="Train a model with a code interpreter.", allow_abbrev=False
+    )
+    recipes, machines = ", ".join(composition.recipe_names()), ", ".join(composition.hardware_names())
+    parser.add_argument("--recipe", default="retool", help=f"one of {recipes}")
+    parser.add_argument("--hardware", default="", help=f"one of {machines}; by this machine's GPUs if left out")
+    parser.add_argument("--model", default="", help="a Hugging Face folder or a hub id; the recipe's if left out")
+    parser.add_argument("--train", default="", help="parquet made by prepare-data; the data root's if left out")
+    parser.add_argument("--val", default="", help="parquet made by prepare-data; the data root's if left out")
+    parser.add_argument("--run-id", default="", help="name of the run; made from recipe and time if left out")
+    parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
+    parser.add_argument("--env-file", default="", help="in place of ./.env")
+    parser.add_argument("--sandbox", default="", help="auto, e2b or local, in place of VERL_EXT_SANDBOX_BACKEND")
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and all problems, start nothing")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="verl's own keys, last and strongest")
+    return parser
 
 
 def guarded(action: Callable[[], object]) -> int:

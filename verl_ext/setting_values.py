@@ -6,6 +6,7 @@ holds the text itself, so none can show a secret.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,12 @@ from typing import Any, NoReturn
 from verl_ext.env_file import without_quotes
 
 AGS_DOMAIN = "ap-shanghai.tencentags.com"
+# Only to see a slip of the pen: which of them has AGS changes. Source: Tencent Cloud's list of regions, 2025.
+TENCENT_REGIONS = (
+    "ap-bangkok", "ap-beijing", "ap-beijing-fsi", "ap-chengdu", "ap-chongqing", "ap-guangzhou", "ap-hongkong",
+    "ap-jakarta", "ap-mumbai", "ap-nanjing", "ap-seoul", "ap-shanghai", "ap-shanghai-fsi", "ap-shenzhen-fsi",
+    "ap-singapore", "ap-tokyo", "eu-frankfurt", "na-ashburn", "na-siliconvalley", "sa-saopaulo",
+)  # fmt: skip
 
 
 class Secret:
@@ -85,11 +92,35 @@ def parse_domain(value: str) -> str:
         raise WrongValue("has a slash: give the domain alone")
     if value.startswith("api."):
         raise WrongValue("begins with api., which the SDK puts before it: leave that away")
-    if value.endswith("tencentags.com") and value.count(".") < 2:
-        raise WrongValue(f"names no region: write <region>.tencentags.com, for example {AGS_DOMAIN}")
+    if value.endswith("tencentags.com"):
+        _check_region(value)
     if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+", value):
         raise WrongValue(f"is no domain: write it like {AGS_DOMAIN}")
     return value
+
+
+def _check_region(domain: str) -> None:
+    """A region that nearly has the name of one is a slip; one that is like none may be new."""
+    region = domain.removesuffix("tencentags.com").removesuffix(".")
+    if not region:
+        raise WrongValue(f"names no region: write <region>.tencentags.com, for example {AGS_DOMAIN}")
+    if region not in TENCENT_REGIONS and region != "internal":
+        near = difflib.get_close_matches(region, TENCENT_REGIONS, n=1, cutoff=0.75) or [
+            name for name in TENCENT_REGIONS if name.endswith(f"-{region}")
+        ]
+        if near:
+            raise WrongValue(f"names a region that there is not: did you mean {near[0]}.tencentags.com?")
+
+
+def key_of_another_service(key: Secret | None, domain: str) -> str | None:
+    """Why the key cannot belong to the domain, by the shapes that the two services give their keys."""
+    text = key.reveal() if key else ""
+    at_e2b = domain.endswith(("e2b.app", "e2b.dev"))
+    if at_e2b and text.startswith("ark_"):
+        return f"E2B_API_KEY has the shape of an AGS key, but E2B_DOMAIN is E2B's: write E2B_DOMAIN={AGS_DOMAIN}"
+    if domain.endswith("tencentags.com") and re.fullmatch(r"e2b_[0-9a-f]{40}", text):
+        return "E2B_API_KEY has the shape of an E2B key, but E2B_DOMAIN is AGS's: write E2B_DOMAIN=e2b.app"
+    return None
 
 
 def parse_url(value: str) -> str:

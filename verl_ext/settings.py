@@ -32,6 +32,7 @@ from verl_ext.setting_values import (
     Secret,
     WrongValue,
     clean_text,
+    key_of_another_service,
     parse_domain,
     parse_flag,
     parse_folder,
@@ -67,6 +68,15 @@ class Variable:
     unit: str = "text"
     secret: bool = False
     parse: Callable[[str], Any] = parse_text
+
+    def read(self, text: str) -> Any:
+        """The value of `text` from an environment.
+
+        Raises:
+            WrongValue: it cannot be taken.
+        """
+        # A word that the variable knows may look like a placeholder: the isolation "none".
+        return self.parse(text if text in self.unit.split("|") else clean_text(text))
 
     @property
     def field(self) -> str:
@@ -165,6 +175,16 @@ class Settings:
             ConfigurationError: with every problem found, each naming its variable and the cure, never a value
                 of a secret.
         """
+        settings, problems = cls.read(env_file, environ=environ)
+        if problems:
+            raise ConfigurationError.listing(f"{len(problems)} setting(s) are wrong", problems)
+        return settings
+
+    @classmethod
+    def read(
+        cls, env_file: Path | str | None = None, *, environ: Mapping[str, str] | None = None
+    ) -> tuple[Settings, list[str]]:
+        """Like `load`, but what is wrong is told and has its default, so that the rest can be checked too."""
         process = os.environ if environ is None else environ
         problems: list[str] = []
         named = env_file or without_quotes(process.get("VERL_EXT_ENV_FILE", "")) or None
@@ -176,23 +196,29 @@ class Settings:
         raw = {**found, **{name: value for name, value in process.items() if _is_ours(name)}}
         values: dict[str, Any] = {}
         for variable in VARIABLES:
+            values[variable.field] = variable.parse(variable.default) if variable.default else None
             try:
-                text = raw.get(variable.name)
-                if text is not None:
-                    values[variable.field] = variable.parse(clean_text(text))
-                else:
-                    values[variable.field] = variable.parse(variable.default) if variable.default else None
+                if (text := raw.get(variable.name)) is not None:
+                    values[variable.field] = variable.read(text)
             except WrongValue as wrong:
                 where = "the environment" if variable.name in process else str(path)
                 problems.append(f"{variable.name} ({where}) {wrong}")
         problems += _unknown(raw)
-        if values.get("sandbox_backend") == "e2b" and "E2B_API_KEY" not in raw:
+        if values["sandbox_backend"] == "e2b" and "E2B_API_KEY" not in raw:
             problems.append("VERL_EXT_SANDBOX_BACKEND is e2b but E2B_API_KEY is not set: set it, or choose local")
-        if problems:
-            lines = "".join(f"\n  - {problem}" for problem in problems)
-            raise ConfigurationError(f"{len(problems)} setting(s) are wrong:{lines}")
+        if wrong_service := key_of_another_service(values["e2b_api_key"], values["e2b_domain"]):
+            problems.append(wrong_service)
         values["env_file"] = path.absolute() if named or path.is_file() else None
-        return cls(**values)
+        return cls(**values), problems
+
+    @classmethod
+    def load_with(cls, given: Mapping[str, str], env_file: Path | str | None = None) -> Settings:
+        """Like `load`, with what the user gave as flags over everything.
+
+        Raises:
+            ConfigurationError: as `load`.
+        """
+        return cls.load(env_file, environ={**os.environ, **given})
 
     @property
     def backend(self) -> str:
@@ -225,15 +251,43 @@ class Settings:
     def export_foreign(self) -> list[str]:
         """Put what other libraries read by themselves (hub, tracker) into `os.environ`; names of those put.
 
-        For settings that came from a file. What the process environment has already is left alone.
+        For settings that came from a file, and for values that a `docker run --env-file` passed on with their
+        quotes, which those libraries would take for part of the value.
         """
         put = []
         for name in ("HF_ENDPOINT", "HF_TOKEN", "WANDB_API_KEY"):
             value = getattr(self, name.lower())
-            if value is not None and name not in os.environ:
-                os.environ[name] = value.reveal() if isinstance(value, Secret) else value
+            text = value.reveal() if isinstance(value, Secret) else value
+            if text is not None and os.environ.get(name) != text:
+                os.environ[name] = text
                 put.append(name)
         return put
+
+    def redacted(self, text: str) -> str:
+        """`text` with every secret in it replaced by ***."""
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            if isinstance(value, Secret):
+                text = text.replace(value.reveal(), "***")
+        return text
+
+    def reveals(self, text: str) -> str | None:
+        """The name of the variable whose secret is in `text`, if one is."""
+        for variable in VARIABLES:
+            value = getattr(self, variable.field)
+            if isinstance(value, Secret) and value.reveal() in text:
+                return variable.name
+        return None
+
+
+# Sandboxes of a local server: about 10 MiB each, so 64 fit anywhere; creates are bounded by its CPU alone.
+LOCAL_MAX_ALIVE, LOCAL_CREATE_RATE_PER_S = 64, 1000
+
+
+def sandboxes_alive(settings: Settings) -> int:
+    """How many sandboxes a run may have at once: the account's, or a local server's if nobody said otherwise."""
+    local = settings.backend == "local" and settings.is_default("sandbox_max_alive")
+    return LOCAL_MAX_ALIVE if local else settings.sandbox_max_alive
 
 
 def exempt_from_proxy(url: str) -> None:
@@ -247,6 +301,18 @@ def exempt_from_proxy(url: str) -> None:
         hosts = [entry for entry in os.environ.get(name, "").split(",") if entry]
         if host not in hosts:
             os.environ[name] = ",".join([*hosts, host])
+
+
+def foreign(name: str) -> str | None:
+    """A variable of another program's, for checks that a run would fail on it; None if it is not set."""
+    if _is_ours(name):
+        raise ValueError(f"{name} is one of VARIABLES: Settings has it")
+    return os.environ.get(name)
+
+
+def variable_named(name: str) -> Variable | None:
+    """The row of VARIABLES of that name."""
+    return next((variable for variable in VARIABLES if variable.name == name), None)
 
 
 def _is_ours(name: str) -> bool:

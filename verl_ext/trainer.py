@@ -45,6 +45,7 @@ from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_ou
 from verl_ext.rollout import take_records
 from verl_ext.runs import METRICS, note_phase, without_nan
 from verl_ext.sandbox.metrics import PoolReport
+from verl_ext.settings import Settings
 
 # Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
 _pending: dict[str, float] = {}
@@ -194,6 +195,7 @@ class AgsTaskRunner(TaskRunner):
         global _run_dir, _broker
         _run_dir = Path(config.verl_ext.run_dir)
         note_phase(_run_dir, "trainer is imported")
+        Settings.load().export_foreign()  # a tracker's key from `.env`
         install()
         workers = config.actor_rollout_ref.rollout.agent.num_workers
         _broker = broker_process.start(_run_dir, config.verl_ext.run_id, workers)

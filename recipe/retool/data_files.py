@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
+from verl_ext.data_root import is_hub_id, raw_data_folder
 from verl_ext.errors import DataError
 
 SUFFIXES = (".parquet", ".jsonl")
 _SPLIT_NAMES = {"train": ("train",), "val": ("val", "validation", "test", "dev")}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def find_files(source: str, split: str, data_root: Path | None = None) -> list[Path]:
@@ -34,18 +34,17 @@ def find_files(source: str, split: str, data_root: Path | None = None) -> list[P
 
 
 def _hub_folder(source: str, data_root: Path | None) -> Path:
-    if not _HUB_ID.fullmatch(source):
+    if not is_hub_id(source):
         raise DataError(f"no such file or folder: {source}. Give a parquet or jsonl file, or a folder of them.")
-    below_root = Path("data", "raw", source.replace("/", "--"))
-    folder = (data_root or Path("<data root>")) / below_root
+    folder = raw_data_folder(data_root or Path("<data root>"), source)
     if data_root is None or not folder.is_dir():
         cached = _hub_cache() / f"datasets--{source.replace('/', '--')}"
         if cached.is_dir():
             return cached
         raise DataError(
-            f"no such file or folder: {source}. If it is a hub data set, put its files into {folder} "
-            f"(hf download --repo-type dataset {source} --local-dir {folder})"
-            + ("." if data_root else " and name the data root with --data-root.")
+            f"no such file or folder: {source}. If it is a hub data set, fetch it with `invoke download --data "
+            f"{source}`"
+            + (f", which puts it into {folder}." if data_root else ", and name the data root with --data-root.")
         )
     return folder
 

@@ -19,8 +19,11 @@ from recipe.retool.prepared import FORMAT, build_rows, write_prepared
 from recipe.retool.prompt_tokens import PromptCounter
 from recipe.retool.questions import INSTRUCTION
 from recipe.retool.selection import CountTokens, Limits, Split, open_source, paths, read_split, select
+from verl_ext.compose import hub_ids
 from verl_ext.data_hash import hash_rows
+from verl_ext.data_root import prepared_data
 from verl_ext.errors import DataError, VerlAgsError
+from verl_ext.settings import Settings
 
 _LINE_ROWS = 250_000
 
@@ -105,16 +108,22 @@ def _parser() -> argparse.ArgumentParser:
     source = (
         "parquet or jsonl file, folder of them, hub cache folder, hub id kept under the data root, or YAML description"
     )
-    parser.add_argument("--train", required=True, action="append", metavar="PATH", help=f"{source}; repeatable")
-    parser.add_argument("--val", required=True, action="append", metavar="PATH", help=f"{source}; repeatable")
-    parser.add_argument("--out", required=True, metavar="DIR", type=Path, help="folder for the prepared files")
+    hub = hub_ids()
+    for side in ("train", "val"):
+        text = f"{source}; repeatable; {hub[side]} if left out"
+        parser.add_argument(f"--{side}", action="append", metavar="PATH", help=text)
+    parser.add_argument(
+        "--out", metavar="DIR", type=Path, help="folder for the files; default: <data root>/data/retool"
+    )
     parser.add_argument("--max-rows", type=_positive, metavar="N", help="keep the first N questions of each side")
     parser.add_argument("--language", choices=("en", "zh", "all"), default="all", help="training questions to keep")
     parser.add_argument("--model", metavar="DIR", type=Path, help="count prompts with this model's tokenizer")
     parser.add_argument(
         "--max-prompt-tokens", type=_positive, metavar="N", help="leave out longer training prompts; needs --model"
     )
-    parser.add_argument("--data-root", metavar="DIR", type=Path, help="where hub ids are looked up")
+    parser.add_argument(
+        "--data-root", metavar="DIR", type=Path, help="where hub ids are looked up; as set, if left out"
+    )
     return parser
 
 
@@ -133,13 +142,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--max-prompt-tokens needs --model, whose tokenizer counts")
     console = Console()
     try:
+        data_root = args.data_root or Settings.load().data_root
+        out = args.out or prepared_data(data_root)[0].parent
         report = prepare(
-            args.train,
-            args.val,
-            args.out,
+            args.train or hub_ids()["train"],
+            args.val or hub_ids()["val"],
+            out,
             limits=Limits(args.max_rows, args.language, args.max_prompt_tokens),
             model=args.model,
-            data_root=args.data_root,
+            data_root=data_root,
             console=console,
         )
     except VerlAgsError as error:
@@ -148,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.print(report_table(report))
     for conflict in report["train"]["conflicts"]:
         console.print(f"conflict {conflict['index']}: answers {conflict['answers']}", markup=False, soft_wrap=True)
-    console.print(f"written to {args.out}, with report.txt, report.png and report.json", markup=False, soft_wrap=True)
+    console.print(f"written to {out}, with report.txt, report.png and report.json", markup=False, soft_wrap=True)
     return 0
 
 

@@ -63,7 +63,7 @@ CONTROLS = {
         overrides=(
             "actor_rollout_ref.rollout.free_cache_engine=false",
             "actor_rollout_ref.rollout.load_format=auto",
-            "verl_ext.allow_stale_weights=true",
+            "verl_ext.waive=[stale-weights]",
         )
     ),
 }

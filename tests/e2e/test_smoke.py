@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -60,6 +61,28 @@ def test_the_checkpoint_is_exported_with_the_trainers_logits(run: Any):
 def test_the_run_folder_says_what_ran(run: Any):
     assert (run.run_dir / CONFIG).is_file()
     assert (run.run_dir / MANIFEST).is_file()
+
+
+def test_no_secret_of_the_env_file_shows_anywhere(run: Any, canaries: dict[str, str]):
+    assert run.watched.found == set()
+    # Where nothing was looked at, nothing can be found.
+    assert run.watched.looked["command lines"] > 100
+    assert run.watched.looked["session files"] > 20
+    assert run.watched.looked["control store"] > 0
+    assert run.watched.looked["metrics pages"] > 10
+    found, kinds = [], set()
+    for path in run.run_dir.rglob("*"):
+        if not path.is_file():
+            continue
+        texts = [path.read_bytes()]
+        if path.suffix == ".parquet":  # compressed
+            texts.append(repr(pq.read_table(path).to_pylist()).encode())
+        found += [path for text in texts for value in canaries.values() if value.encode() in text]
+        kinds.add(path.relative_to(run.run_dir).parts[0])
+    assert found == []
+    assert {"config.yaml", "manifest.json", "logs", "tensorboard", "rollouts", "checkpoints", "sandboxes"} <= kinds
+    assert not [name for name, value in canaries.items() if value in run.output]
+    assert json.loads((run.run_dir / MANIFEST).read_text())["settings"]["E2B_API_KEY"] == "set"
 
 
 def test_nothing_is_left(run: Any, leftovers: Callable[[], list[str]]):

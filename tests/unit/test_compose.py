@@ -118,7 +118,7 @@ def test_a_value_is_what_it_looks_like(text: str, value: object):
         ("trainer.project_name=!!python/object:os.system x", "cannot be read"),
         ("trainer.project_name=${oops", "override trainer.project_name"),
         ("trainer.project_name=${no.such.key}", "does not resolve"),
-        ("trainer.project_name=???", "no value for trainer.project_name"),
+        ("trainer.project_name=???", "trainer.project_name has no value"),
     ],
 )
 def test_a_wrong_override_is_refused_with_its_cure(override: str, words: str):
@@ -129,7 +129,7 @@ def test_a_wrong_override_is_refused_with_its_cure(override: str, words: str):
 
 def test_all_unknown_keys_are_named_at_once():
     message = refused("trainer.save_frq=1", "data.see=2", "verl_ext.rund_id=x")
-    assert message.startswith("3 key(s)")
+    assert message.startswith("3 problem(s)")
     for key in ("trainer.save_frq", "data.see", "verl_ext.rund_id"):
         assert f"  - {key}: " in message
 
@@ -201,7 +201,8 @@ def test_what_verl_has_is_known_and_what_it_has_not_is_not():
     keys = known_keys()
     assert {"actor_rollout_ref.rollout.n", "trainer", "verl_ext.run_id"} <= keys
     assert unknown_keys(OmegaConf.create({"trainer": {"nnodes": 1}})) == []
-    assert unknown_keys(OmegaConf.create({"a": {"b": {"c": 1}}})) == ["a: no key of this name or a similar one"]
+    [told] = unknown_keys(OmegaConf.create({"a": {"b": {"c": 1}}}))
+    assert told == "a.b.c: verl 0.6.1 has no key of this name or a similar one"
 
 
 def test_without_verl_the_cure_is_named(monkeypatch: pytest.MonkeyPatch):

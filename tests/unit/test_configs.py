@@ -62,15 +62,3 @@ def test_a_recipe_puts_itself_last():
 def test_the_agent_loop_takes_the_name_that_data_sets_ask_for():
     [entry] = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
     assert entry == {"name": "tool_agent", "_target_": "verl_ext.agent_loop.loop.CodeInterpreterLoop"}
-
-
-def test_the_recipe_is_the_tutorials():
-    config = resolve(compose("retool", "cpu", OURS))
-    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
-    assert (config.data.train_batch_size, rollout.n, actor.ppo_mini_batch_size) == (128, 8, 32)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_c) == (0.2, 0.28, 10.0)
-    assert (config.data.max_prompt_length, config.data.max_response_length) == (2048, 16384)
-    assert (rollout.val_kwargs.n, rollout.val_kwargs.top_p, rollout.val_kwargs.temperature) == (30, 0.6, 1.0)
-    assert actor.optim.lr == 1e-6
-    assert actor.use_kl_loss is False
-    assert config.algorithm.use_kl_in_reward is False

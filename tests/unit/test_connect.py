@@ -9,7 +9,7 @@ import pytest
 
 from verl_ext.compose import CONFIG_DIR
 from verl_ext.errors import ConfigurationError
-from verl_ext.sandbox import connect
+from verl_ext.sandbox import connect, e2b
 from verl_ext.sandbox.fake import FakeBackend
 from verl_ext.sandbox.ledger import RUN_LABEL, WORKER_LABEL, read_left_ids
 from verl_ext.settings import Settings
@@ -20,7 +20,7 @@ TOOL = CONFIG_DIR / "tool" / "code_interpreter.yaml"
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     fake = FakeBackend()
-    monkeypatch.setattr(connect.E2BBackend, "from_settings", lambda settings: fake)
+    monkeypatch.setattr(e2b.E2BBackend, "from_settings", lambda settings: fake)
     return fake
 
 

@@ -5,38 +5,29 @@ Not covered here: a run itself (tests/e2e), signals (tests/e2e/test_faults.py).
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from verl_ext import launch, preflight
 from verl_ext.errors import ConfigurationError, DataError, SandboxUnavailableError, TrainingDiedError
-from verl_ext.launch import RunRequest, configure, guarded, main
+from verl_ext.launch import guarded, main
+from verl_ext.request import Configured, RunRequest, configure, fitting_hardware
 from verl_ext.settings import Settings
 
 ROOT = Path(launch.__file__).parents[1]
+MODEL = "models/Qwen--Qwen3-4B-Instruct-2507"
 
 
 @pytest.fixture
-def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The flags of a request with nothing wrong, and nothing of the developer's environment."""
-    for name in [name for name in os.environ if name.startswith(("VERL_EXT_", "E2B_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VERL_EXT_DATA_ROOT", str(tmp_path / "root"))
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").touch()
-    for path in (tmp_path / "train.parquet", tmp_path / "val.parquet"):
-        pq.write_table(pa.table({"prompt": ["q"]}), path)
+def inputs(full_root: Path, no_complaint_of_this_machine: None) -> dict[str, str]:
+    """The flags of a request with nothing wrong."""
+    data = full_root / "data" / "retool"
     return {
-        "--recipe": "smoke", "--hardware": "cpu", "--model": str(model), "--run-id": "mine",
-        "--train": str(tmp_path / "train.parquet"), "--val": str(tmp_path / "val.parquet"),
+        "--recipe": "retool", "--hardware": "cpu", "--model": str(full_root / MODEL), "--run-id": "mine",
+        "--train": str(data / "train.parquet"), "--val": str(data / "val.parquet"),
     }  # fmt: skip
 
 
@@ -57,8 +48,9 @@ def flags(inputs: dict[str, str]) -> list[str]:
     ("changes", "overrides", "words"),
     [
         ({"--model": "/no/model"}, [], "no model in /no/model"),
-        ({"--model": "train.parquet"}, [], "no config.json"),
-        ({"--train": "/no/train.parquet"}, [], "make it with `invoke prepare-data`"),
+        ({"--model": "root/data/retool/train.parquet"}, [], "describes no decoder"),
+        ({"--model": "Qwen/Qwen3-8B"}, [], "`invoke download --model Qwen/Qwen3-8B`"),
+        ({"--train": "/no/train.parquet"}, [], "`invoke download` and then `invoke prepare-data`"),
         ({"--val": "/no/val.parquet"}, [], "data.val_files: /no/val.parquet is not there"),
         ({"--recipe": "retol"}, [], "did you mean retool?"),
         ({"--recipe": "no such recipe"}, [], "no such recipe"),
@@ -67,7 +59,7 @@ def flags(inputs: dict[str, str]) -> list[str]:
         ({"--run-id": "a b"}, [], "use letters, digits"),
         ({}, ["trainer.save_frq=1"], "did you mean trainer.save_freq?"),
         ({}, ["trainer.save_freq"], "write KEY=VALUE"),
-        ({}, ["data.train_batch_size=17"], "is no multiple of ppo_mini_batch_size"),
+        ({}, ["data.train_batch_size=17"], "is no multiple of actor_rollout_ref.actor.ppo_mini"),
         ({}, ["actor_rollout_ref.rollout.n=0"], "rollout.n is 0"),
         ({}, ["trainer.project_name=${no.key}"], "does not resolve"),
         ({}, ["actor_rollout_ref.rollout.free_cache_engine=false"], "stops weight sync"),
@@ -79,7 +71,7 @@ def test_a_mistake_is_told_with_its_cure(changes, overrides, words, inputs, caps
     assert words in captured.err
     assert "Traceback" not in captured.err
     assert captured.out == ""
-    assert not (tmp_path / "root").exists(), "a refused request leaves no folder"
+    assert not (tmp_path / "root" / "runs").exists(), "a refused request leaves no folder"
 
 
 def test_all_that_preflight_finds_is_told_at_once(inputs, capsys):
@@ -88,10 +80,31 @@ def test_all_that_preflight_finds_is_told_at_once(inputs, capsys):
     assert "4 problem(s) before the start" in capsys.readouterr().err
 
 
-def test_wrong_settings_are_told_like_wrong_flags(inputs, capsys, monkeypatch):
+def test_settings_flags_keys_values_and_files_are_told_in_one_list(inputs, capsys, monkeypatch):
     monkeypatch.setenv("VERL_EXT_SANDBOX_MAX_ALIVE", "many")
-    assert main(flags(inputs)) == 2
-    assert "VERL_EXT_SANDBOX_MAX_ALIVE" in capsys.readouterr().err
+    changes = {"--run-id": "a b", "--val": "/no.parquet"}
+    overrides = ["trainer.save_frq=1", "trainer.test_freq", "trainer.project_name=???", "trainer.nnodes=two"]
+    assert main([*flags(inputs | changes), *overrides]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("7 problem(s) before the start")
+    for word in (
+        "[settings]",
+        "[run-id]",
+        "save_freq?",
+        "KEY=VALUE",
+        "project_name has no value",
+        "nnodes",
+        "/no.parq",
+    ):
+        assert told.count(word) == 1, told
+
+
+def test_wrong_settings_are_told_even_where_nothing_else_can_be_looked_at(inputs, capsys, monkeypatch):
+    monkeypatch.setenv("VERL_EXT_LOG_LEVEL", "loud")
+    assert main(flags(inputs | {"--hardware": "h300"})) == 2
+    told = capsys.readouterr().err
+    assert "VERL_EXT_LOG_LEVEL" in told
+    assert "no hardware named 'h300'" in told
 
 
 def test_a_run_folder_is_never_written_over(inputs, capsys, tmp_path: Path):
@@ -100,7 +113,41 @@ def test_a_run_folder_is_never_written_over(inputs, capsys, tmp_path: Path):
     assert "is there already: choose another --run-id" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--hardware", "cpu"], ["--no-such-flag"], ["--help"]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "trainer",
+        "data",
+        "actor_rollout_ref",
+        "verl_ext",
+        "ray_kwargs",
+        "algorithm",
+        "verl_ext.hub",
+        "actor_rollout_ref.rollout",
+        "actor_rollout_ref.actor",
+        "custom_reward_function",
+    ],
+)
+def test_a_value_in_place_of_a_group_is_told(key: str, inputs, capsys):
+    assert main([*flags(inputs), "--dry-run", f"{key}=5"]) == 2
+    assert f"{key} is 5, but it is a group of keys" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["verl_ext.run_dir", "+verl_ext.run_id", "verl_ext.config_dir"])
+def test_what_the_flags_decide_is_no_override(key: str, inputs, capsys):
+    assert main([*flags(inputs), f"{key}=/elsewhere"]) == 2
+    assert f"{key.strip('+')} follows from the flags" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("override", ["E2B_API_KEY=e2b_canary0123456789", "+HF_TOKEN=e2b_canary0123456789"])
+def test_a_setting_given_as_a_key_is_told_and_not_shown(override: str, inputs, capsys):
+    assert main([*flags(inputs), override]) == 2
+    told = capsys.readouterr().err
+    assert "is a setting and no key of verl's: put it into .env" in told
+    assert "canary" not in told
+
+
+@pytest.mark.parametrize("arguments", [["--no-such-flag"], ["--hardware"], ["--hard", "cpu"], ["--help"]])
 def test_the_command_line_itself_explains(arguments: list[str], capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -142,49 +189,91 @@ def test_success_is_zero():
 
 
 def request(inputs: dict[str, str], *overrides: str, **changes: str) -> RunRequest:
-    values = inputs | changes
-    return RunRequest(
-        values["--recipe"], values["--hardware"], Path(values["--model"]), Path(values["--train"]),
-        Path(values["--val"]), overrides, values["--run-id"],
-    )  # fmt: skip
+    values = {name.strip("-").replace("-", "_"): value for name, value in (inputs | changes).items()}
+    return RunRequest(**values, overrides=overrides)
+
+
+def configured(inputs: dict[str, str], *overrides: str, **changes: str) -> Configured:
+    found = configure(request(inputs, *overrides, **changes), Settings.load())
+    assert [str(problem) for problem in found.problems] == []
+    return found
 
 
 def test_a_good_request_is_resolved_and_makes_no_folder(inputs, tmp_path: Path):
-    config, run_dir = configure(request(inputs, "trainer.save_freq=7"), Settings.load())
-    assert run_dir == tmp_path / "root" / "runs" / "mine"
-    assert not run_dir.exists()
-    assert config.trainer.save_freq == 7
-    assert config.trainer.default_local_dir == f"{run_dir}/checkpoints"
-    assert config.verl_ext.run_id == config.trainer.experiment_name == "mine"
-    preflight.check(config)
+    found = configured(inputs, "trainer.save_freq=7")
+    assert found.run_dir == tmp_path / "root" / "runs" / "mine"
+    assert not found.run_dir.exists()
+    assert found.config.trainer.save_freq == 7
+    assert found.config.trainer.default_local_dir == f"{found.run_dir}/checkpoints"
+    assert found.config.verl_ext.run_id == found.config.trainer.experiment_name == "mine"
+    preflight.check(found.config, Settings.load())
 
 
-def test_a_run_without_a_name_gets_one(inputs):
-    _, run_dir = configure(request(inputs, **{"--run-id": ""}), Settings.load())
-    assert run_dir.name.startswith("smoke-20")
+def test_without_flags_the_recipe_the_data_root_and_this_machines_gpus_decide(
+    full_root, no_complaint_of_this_machine, make_gpu, monkeypatch
+):
+    monkeypatch.setattr("verl_ext.request.visible_gpus", lambda: [make_gpu(0), make_gpu(1)])
+    found = configured({})
+    assert found.hardware == "h200x2"
+    assert found.config.actor_rollout_ref.model.path == str(full_root / MODEL)
+    assert found.config.data.val_files == str(full_root / "data" / "retool" / "val.parquet")
+    assert found.run_dir.name.startswith("retool-20")
+
+
+@pytest.mark.parametrize(
+    ("count", "name", "memory_gib", "expected"),
+    [(4, "NVIDIA H20", 95.6, "h20x4"), (1, "NVIDIA H200", 140.4, "h200x1"), (8, "NVIDIA H200", 140.4, "h200x8")],
+)
+def test_the_hardware_file_is_the_one_that_was_made_for_these_gpus(count, name, memory_gib, expected, make_gpu):
+    assert fitting_hardware([make_gpu(index, memory_gib, name=name) for index in range(count)]) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "memory_gib", "words"),
+    [
+        (0, 0.0, "no GPU is to be seen here"),
+        (3, 140.4, "3 GPUs of this kind"),
+        (4, 80.0, "change its sizes with --set"),
+    ],
+)
+def test_without_a_hardware_file_the_cure_is_told(count: int, memory_gib: float, words: str, make_gpu):
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        fitting_hardware([make_gpu(index, memory_gib) for index in range(count)])
+    assert "h200x1" in str(caught.value)
 
 
 def test_relative_paths_are_the_users(inputs, tmp_path: Path):
-    changes = {"--model": "model", "--train": "train.parquet", "--val": "val.parquet"}
-    config, _ = configure(request(inputs, **changes), Settings.load())
-    assert config.actor_rollout_ref.model.path == str(tmp_path / "model")
-    assert config.data.train_files == str(tmp_path / "train.parquet")
+    changes = {"--model": f"root/{MODEL}", "--train": "root/data/retool/train.parquet"}
+    config = configured(inputs, **changes).config
+    assert config.actor_rollout_ref.model.path == str(tmp_path / "root" / MODEL)
+    assert config.data.train_files == str(tmp_path / "root" / "data" / "retool" / "train.parquet")
 
 
 @pytest.mark.parametrize("name", ["my model", "a #b", "a: b", "[x]", "{y}", "'q'", "é", "1e-6", "=", "a=b"])
 def test_a_path_may_hold_anything(name: str, inputs, tmp_path: Path):
-    folder = tmp_path / name
-    folder.mkdir()
-    (folder / "config.json").touch()
-    config, _ = configure(request(inputs, **{"--model": str(folder)}), Settings.load())
-    assert config.actor_rollout_ref.model.path == str(folder)
+    (tmp_path / name).symlink_to(tmp_path / "root" / MODEL)
+    config = configured(inputs, **{"--model": str(tmp_path / name)}).config
+    assert config.actor_rollout_ref.model.path == str(tmp_path / name)
 
 
-def test_an_override_wins_over_a_flag(inputs, tmp_path: Path):
-    other = tmp_path / "other.parquet"
-    other.touch()
-    config, _ = configure(request(inputs, f"data.val_files=[{inputs['--val']}, {other}]"), Settings.load())
+def test_an_override_wins_over_a_flag(inputs, full_root: Path):
+    other = full_root / "data" / "retool" / "train.parquet"
+    config = configured(inputs, f"data.val_files=[{inputs['--val']}, {other}]").config
     assert list(config.data.val_files) == [inputs["--val"], str(other)]
+
+
+def test_settings_given_as_flags_reach_every_process(inputs, monkeypatch, tmp_path: Path):
+    seen = []
+    monkeypatch.setattr(launch, "run", lambda request, settings, *_: seen.append((request, settings)))
+    (tmp_path / "other.env").write_text("VERL_EXT_LOG_LEVEL=debug\n")
+    extra = ["--sandbox", "local", "--data-root", str(tmp_path / "elsewhere"), "--env-file", "other.env"]
+    assert main([*flags(inputs), *extra]) == 0
+    [(request, settings)] = seen
+    assert settings.data_root == tmp_path / "elsewhere"
+    assert (settings.backend, settings.log_level) == ("local", "debug")
+    environment = launch._environment(request, settings, tmp_path, None, cpu=False)
+    assert environment["VERL_EXT_SANDBOX_BACKEND"] == "local"
+    assert environment["VERL_EXT_ENV_FILE"] == str(tmp_path / "other.env")
 
 
 def test_importing_the_launcher_loads_nothing_heavy():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from verl_ext import manifest as under_test
+from verl_ext.data_root import RECORD
 from verl_ext.manifest import manifest, sha256
 from verl_ext.settings import Settings
 
@@ -18,11 +19,29 @@ CANARY = "e2b_0123456789abcdefcanary"
 
 
 @pytest.fixture
-def facts(tmp_path: Path) -> dict:
+def facts(tmp_path: Path, model: Path) -> dict:
     data = tmp_path / "train.parquet"
     data.write_bytes(b"rows")
     settings = Settings.load(environ={"E2B_API_KEY": CANARY, "VERL_EXT_ENV_FILE": "/dev/null"})
-    return manifest([data], settings.public_dict())
+    return manifest(model, [data], settings.public_dict())
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+def test_the_model_is_named_with_where_it_came_from(facts: dict, model: Path):
+    assert facts["model"] == {
+        "folder": str(model),
+        "download": None,
+        "config_sha256": hashlib.sha256(b"{}").hexdigest(),
+    }
+    record = {"hub": "huggingface", "id": "a/b", "revision": "0" * 40, "files": {"config.json": {"size": 2}}}
+    (model / RECORD).write_text(json.dumps(record))
+    assert manifest(model, [], {})["model"]["download"] == record
 
 
 def test_data_and_locks_are_hashed(facts: dict, tmp_path: Path):
@@ -44,16 +63,16 @@ def test_it_is_json_and_holds_no_secret(facts: dict):
     assert facts["settings"]["E2B_API_KEY"] == "set"
 
 
-def test_without_git_the_revision_is_null(monkeypatch: pytest.MonkeyPatch):
+def test_without_git_the_revision_is_null(monkeypatch: pytest.MonkeyPatch, model: Path):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert manifest([], {})["git_revision"] is None
+    assert manifest(model, [], {})["git_revision"] is None
 
 
-def test_a_folder_that_is_no_repository_has_no_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_folder_that_is_no_repository_has_no_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path):
     monkeypatch.setattr(under_test, "ROOT", tmp_path)
-    assert manifest([], {})["git_revision"] is None
+    assert manifest(model, [], {})["git_revision"] is None
 
 
-def test_what_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch):
+def test_what_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch, model: Path):
     monkeypatch.setattr(under_test, "PACKAGES", ("no-such-package",))
-    assert "no-such-package" not in manifest([], {})["versions"]
+    assert "no-such-package" not in manifest(model, [], {})["versions"]

@@ -366,7 +366,7 @@ def test_command_prints_the_table_and_the_conflicts(tmp_path, aime, capsys):
     ("train", "message"),
     [
         ("missing.parquet", "no such file or folder"),
-        ("org/name", "put its files into"),
+        ("org/name", "invoke download --data org/name"),
         ("empty_folder", "no .parquet and no .jsonl"),
         ("empty.parquet", "no rows in"),
         ("columns.parquet", "found question"),

@@ -520,8 +520,8 @@ async def test_a_local_server_is_reached_though_a_proxy_is_set(stub: Stub):
 def test_from_settings(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv("no_proxy", "")
-    with_key = Settings.load(environ={"E2B_API_KEY": KEY, "E2B_DOMAIN": "e2b.app"}, env_file=None)
-    assert E2BBackend.from_settings(with_key)._options["domain"] == "e2b.app"
+    with_key = Settings.load(environ={"E2B_API_KEY": KEY, "E2B_DOMAIN": "ap-guangzhou.tencentags.com"}, env_file=None)
+    assert E2BBackend.from_settings(with_key)._options["domain"] == "ap-guangzhou.tencentags.com"
     without = Settings.load(environ={})
     with pytest.raises(ConfigurationError, match="serve-sandbox"):
         E2BBackend.from_settings(without)

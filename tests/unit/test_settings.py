@@ -16,7 +16,7 @@ import pytest
 
 from verl_ext import settings as under_test
 from verl_ext.errors import ConfigurationError
-from verl_ext.settings import PREFIX, VARIABLES, Secret, Settings
+from verl_ext.settings import PREFIX, VARIABLES, Secret, Settings, Variable
 
 CANARY = "e2b_0123456789abcdefcanary"
 
@@ -136,7 +136,10 @@ def test_bad_values_of_the_process_are_refused_by_name(value: str):
         ("api.ap-shanghai.tencentags.com", "api."),
         ("tencentags.com", "region"),
         ("localhost", "no domain"),
-        ("AP-shanghai.tencentags.com", "no domain"),
+        ("AP-shanghai.tencentags.com", "did you mean ap-shanghai.tencentags.com?"),
+        ("ap-shanghia.tencentags.com", "did you mean ap-shanghai.tencentags.com?"),
+        ("shanghai.tencentags.com", "did you mean ap-shanghai.tencentags.com?"),
+        ("cn-shanghai.tencentags.com", "did you mean ap-shanghai.tencentags.com?"),
         ("-a.b", "no domain"),
     ],
 )
@@ -215,14 +218,58 @@ def test_no_secret_is_in_an_error_or_its_pickle():
         cause = cause.__cause__ or cause.__context__
 
 
+@pytest.mark.parametrize(
+    "domain", ["ap-guangzhou.tencentags.com", "xx-newtown.tencentags.com", "internal.tencentags.com", "e2b.app"]
+)
+def test_other_domains_are_taken(domain: str):
+    assert load(f"E2B_DOMAIN={domain}\n").e2b_domain == domain
+
+
+@pytest.mark.parametrize(
+    ("key", "domain", "cure"),
+    [
+        ("ark_0123456789abcdef", "e2b.app", "E2B_DOMAIN=ap-shanghai.tencentags.com"),
+        ("e2b_" + "0a" * 20, "ap-shanghai.tencentags.com", "E2B_DOMAIN=e2b.app"),
+    ],
+)
+def test_a_key_of_another_service_is_refused(key: str, domain: str, cure: str):
+    message = refused(f"E2B_API_KEY={key}\nE2B_DOMAIN={domain}\n")
+    assert cure in message
+    assert key not in message
+
+
+def test_what_is_wrong_has_its_default_so_that_the_rest_can_be_checked():
+    settings, problems = Settings.read(environ={"VERL_EXT_SANDBOX_MAX_ALIVE": "many", "VERL_EXT_LOG_LEVEL": "debug"})
+    assert len(problems) == 1
+    assert (settings.sandbox_max_alive, settings.log_level) == (10, "debug")
+
+
 def test_export_foreign_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("HF_TOKEN", raising=False)
+    for name in ("E2B_API_KEY", "HF_TOKEN", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, CANARY)  # so that it is put back at the end
+        monkeypatch.delenv(name)
     monkeypatch.setenv("HF_ENDPOINT", "https://set.already")
-    settings = load(f"HF_TOKEN={CANARY}\nHF_ENDPOINT=https://other\n")
-    assert settings.export_foreign() == ["HF_TOKEN"]
-    assert os.environ["HF_TOKEN"] == CANARY
+    # An older `docker run --env-file` passes the quotes on.
+    monkeypatch.setenv("WANDB_API_KEY", f"'{CANARY}'")
+    Path(".env").write_text(f"HF_TOKEN={CANARY}\nHF_ENDPOINT=https://other\nE2B_API_KEY={CANARY}\n")
+    assert Settings.load().export_foreign() == ["HF_TOKEN", "WANDB_API_KEY"]
+    assert os.environ["HF_TOKEN"] == os.environ["WANDB_API_KEY"] == CANARY
     assert os.environ["HF_ENDPOINT"] == "https://set.already"
-    monkeypatch.delenv("HF_TOKEN")
+    assert "E2B_API_KEY" not in os.environ
+
+
+def test_a_secret_in_a_text_is_told_by_name():
+    settings = load(f"HF_TOKEN={CANARY}\n")
+    assert settings.reveals(f"x={CANARY}!") == "HF_TOKEN"
+    assert settings.reveals("HF_TOKEN") is None
+    assert settings.reveals(CANARY[:-1]) is None
+
+
+def test_only_foreign_variables_are_read_by_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert under_test.foreign("RAY_ADDRESS") == "10.0.0.1:6379"
+    with pytest.raises(ValueError, match="Settings has it"):
+        under_test.foreign("E2B_API_KEY")
 
 
 def test_a_host_is_exempted_from_the_proxy_once(monkeypatch: pytest.MonkeyPatch):
@@ -261,3 +308,10 @@ def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setenv("E2B_DOMAIN", "https://x")
     assert under_test._main([]) == 2
     assert "E2B_DOMAIN" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", [one for one in VARIABLES if "|" in one.unit], ids=lambda one: one.name)
+def test_every_word_that_a_variable_names_is_taken(variable: Variable):
+    for word in variable.unit.split("|"):
+        given = {"E2B_API_KEY": "e2b_" + "a1" * 20, "E2B_DOMAIN": "e2b.app", variable.name: word}
+        assert getattr(Settings.load(environ=given), variable.field) == variable.parse(word)

@@ -242,9 +242,9 @@ def test_hub_cache_folder_and_its_snapshot(tmp_path):
 
 
 def test_hub_id_is_looked_up_under_the_data_root(tmp_path):
-    with pytest.raises(DataError, match=r"put its files into <data root>/data/raw/org--name .*--data-root"):
+    with pytest.raises(DataError, match=r"invoke download --data org/name.*--data-root"):
         find_files("org/name", "train")
-    with pytest.raises(DataError, match=rf"put its files into {tmp_path}/data/raw/org--name"):
+    with pytest.raises(DataError, match=rf"which puts it into {tmp_path}/data/raw/org--name"):
         find_files("org/name", "train", tmp_path)
     file = write(tmp_path / "data" / "raw" / "org--name" / "a.parquet", [dapo_row()])
     assert find_files("org/name", "train", tmp_path) == [file]
@@ -254,7 +254,7 @@ def test_hub_id_is_found_in_the_hubs_own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("recipe.retool.data_files._hub_cache", lambda: tmp_path)
     file = write(tmp_path / "datasets--org--name" / "snapshots" / "aaa" / "a.parquet", [dapo_row()])
     assert find_files("org/name", "train") == [file]
-    with pytest.raises(DataError, match="put its files into"):
+    with pytest.raises(DataError, match="invoke download --data org/other"):
         find_files("org/other", "train")
 
 

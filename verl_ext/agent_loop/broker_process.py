@@ -16,8 +16,9 @@ from verl_ext.errors import SandboxError
 from verl_ext.sandbox import broker as pure
 from verl_ext.sandbox.broker import Broker
 from verl_ext.sandbox.broker_client import BrokerGoneError
-from verl_ext.sandbox.connect import LEDGERS, run_limits
+from verl_ext.sandbox.connect import run_limits
 from verl_ext.sandbox.e2b import E2BBackend
+from verl_ext.sandbox.ledger import LEDGERS
 from verl_ext.settings import Settings
 
 logger = logging.getLogger("verl_ext.sandbox.broker")

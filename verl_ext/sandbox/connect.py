@@ -9,13 +9,10 @@ from typing import Any
 import yaml
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.sandbox.e2b import E2BBackend
-from verl_ext.sandbox.ledger import RUN_LABEL, WORKER_LABEL, SandboxLedger
+from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, WORKER_LABEL, SandboxLedger
 from verl_ext.sandbox.limiter import Limiter, Limits, LocalLimiter
 from verl_ext.sandbox.pool import SessionPool
 from verl_ext.settings import Settings
-
-LEDGERS = "sandboxes"
 
 
 def run_limits(settings: Settings, workers: int) -> Limits:
@@ -72,6 +69,8 @@ def open_pool(
     Raises:
         ConfigurationError: the limits admit no sandbox, or the tool's file is none.
     """
+    from verl_ext.sandbox.e2b import E2BBackend  # and with it the SDK: not for those who ask for the limits only
+
     logging.getLogger("verl_ext.sandbox").setLevel(settings.sandbox_log_level.upper())
     block = tool_block(Path(tool_config_path)) if tool_config_path else {}
     return SessionPool(

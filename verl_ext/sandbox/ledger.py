@@ -19,6 +19,7 @@ from pathlib import Path
 from verl_ext.errors import SandboxError
 from verl_ext.sandbox.interface import SandboxBackend
 
+LEDGERS = "sandboxes"  # the folder of them in a run's folder
 RUN_LABEL = "verl-ags-run"
 WORKER_LABEL = "verl-ags-worker"
 TRAJECTORY_LABEL = "verl-ags-trajectory"

@@ -1,0 +1,181 @@
+"""What a user asks for, and the configuration that it comes to, with everything that is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from verl_ext import compose as composition
+from verl_ext import preflight, resume, runs
+from verl_ext.data_root import find_model, prepared_data
+from verl_ext.errors import ConfigurationError
+from verl_ext.gpus import Gpu, visible_gpus
+from verl_ext.preflight import Problem, Subject
+from verl_ext.settings import Settings, variable_named
+
+# Two drivers count the same card a little differently; two kinds of card differ by more.
+_SAME_CARD_GIB = 4.0
+# Keys that the launcher fills and reads again itself.
+OURS_ALONE = {
+    "verl_ext.run_id": "give --run-id",
+    "verl_ext.run_dir": "give --run-id and --data-root",
+    "verl_ext.config_dir": "it is where the recipes are",
+}
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """What a user asks for.
+
+    Attributes:
+        recipe: a file of recipe/retool/config.
+        hardware: a file of recipe/retool/config/hardware; the one that fits this machine's GPUs if "".
+        model: a Hugging Face folder, or a hub id whose folder is below the data root; the recipe's if "".
+        train, val: parquet files made by `invoke prepare-data`; those below the data root if "".
+        overrides: KEY=VALUE, last and strongest.
+        run_id: made from the recipe's name and the time if "".
+        server_options: further options for the local sandbox server.
+        environment: further variables of every process of the run; no secrets.
+    """
+
+    recipe: str = "retool"
+    hardware: str = ""
+    model: str | Path = ""
+    train: str | Path = ""
+    val: str | Path = ""
+    overrides: tuple[str, ...] = ()
+    run_id: str = ""
+    server_options: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Configured:
+    """A request's configuration.
+
+    Attributes:
+        hardware: the file that was asked for or found.
+        from_flags: what the flags came to, as overrides.
+        config: resolved; what is wrong is left out of it.
+        run_dir: not made yet.
+        problems: everything that is wrong.
+        subject: what preflight looked at.
+    """
+
+    hardware: str
+    from_flags: tuple[str, ...]
+    config: DictConfig
+    run_dir: Path
+    problems: tuple[Problem, ...]
+    subject: Subject
+
+    def without_machine(self) -> Configured:
+        """The same without what is wrong with this machine only."""
+        return replace(self, problems=tuple(problem for problem in self.problems if not problem.of_machine))
+
+    def refuse_problems(self) -> None:
+        """Nothing if all is well.
+
+        Raises:
+            ConfigurationError: with every problem.
+        """
+        if self.problems:
+            raise ConfigurationError.listing(preflight.headline(len(self.problems)), map(str, self.problems))
+
+
+def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[str] = ()) -> Configured:
+    """The configuration of a request, and everything that is wrong with it, its settings and this machine.
+
+    Args:
+        request: what is asked for.
+        settings: as read, with defaults where they were wrong.
+        wrong_settings: what was wrong.
+
+    Raises:
+        ConfigurationError: there is nothing to look at: no such recipe or hardware, or its files do not compose.
+    """
+    problems = [Problem(text, "settings") for text in wrong_settings]
+    try:
+        hardware = request.hardware or fitting_hardware(visible_gpus())
+        composition.check_names(request.recipe, hardware)
+    except ConfigurationError as error:
+        if not problems:
+            raise
+        texts = [*map(str, problems), str(error)]
+        raise ConfigurationError.listing(preflight.headline(len(texts)), texts) from error
+    try:
+        run_id = runs.check_run_id(request.run_id or runs.new_run_id(request.recipe))
+    except ConfigurationError as error:
+        problems.append(Problem(str(error), "run-id"))
+        run_id = runs.new_run_id(request.recipe)
+    run_dir = (settings.folder("runs") / run_id).absolute()
+    if run_dir.exists():
+        problems.append(Problem(f"{run_dir} is there already: choose another --run-id or delete the folder", "run-id"))
+    from_flags = _from_flags(request, settings, run_id, run_dir)
+    overrides = []
+    for override in request.overrides:
+        key = override.partition("=")[0].strip().lstrip("+")
+        if variable_named(key):  # its value is not shown: it may be a secret
+            text = f"{key} is a setting and no key of verl's: put it into .env or the environment"
+            problems.append(Problem(text, "override"))
+        elif key in OURS_ALONE:
+            problems.append(Problem(f"{key} follows from the flags: {OURS_ALONE[key]}", "override"))
+        else:
+            overrides.append(override)
+    composed, wrong = composition.compose_what_can_be(request.recipe, hardware, [*from_flags, *overrides])
+    resolved, missing = composition.resolve_what_can_be(composed)
+    problems += [Problem(text, "keys") for text in (*wrong, *missing)]
+    subject = Subject(resolved, settings)
+    told = {text.partition(" ")[0] for text in missing}
+    problems += [problem for problem in preflight.look(subject) if problem.text.partition(" ")[0] not in told]
+    if not problems:  # it reads the whole of the data
+        try:
+            resume.check(resolved)
+        except ConfigurationError as error:
+            problems.append(Problem(str(error), "resume"))
+    shown = tuple(replace(problem, text=settings.redacted(problem.text)) for problem in problems)
+    return Configured(hardware, from_flags, resolved, run_dir, shown, subject)
+
+
+def _from_flags(request: RunRequest, settings: Settings, run_id: str, run_dir: Path) -> tuple[str, ...]:
+    model = find_model(settings.data_root, str(request.model or composition.hub_ids()["model"]))
+    train, val = prepared_data(settings.data_root)
+    values = {
+        "verl_ext.run_id": run_id,
+        "verl_ext.run_dir": run_dir,
+        "verl_ext.config_dir": composition.CONFIG_DIR,
+        "actor_rollout_ref.model.path": model,
+        "data.train_files": Path(request.train or train).expanduser().absolute(),
+        "data.val_files": Path(request.val or val).expanduser().absolute(),
+    }
+    # Quoted as JSON, so that a path may hold any character.
+    return tuple(f"{key}={json.dumps(str(value))}" for key, value in values.items())
+
+
+def fitting_hardware(gpus: Sequence[Gpu]) -> str:
+    """The hardware file that was made for these GPUs.
+
+    Raises:
+        ConfigurationError: none was, or there are no GPUs.
+    """
+    names = composition.hardware_names()
+    if not gpus:
+        raise ConfigurationError(
+            "no GPU is to be seen here (nvidia-smi), so name the machine that is meant: --hardware, one of "
+            f"{', '.join(names)}. In a container use --gpus all; cpu trains a small model"
+        )
+    machines = {name: composition.hardware_values(name) for name in names}
+    for name, values in machines.items():
+        card_gib = values.get("verl_ext.gpu_memory_gib")
+        same_card = card_gib and abs(gpus[0].memory_gib - card_gib) < _SAME_CARD_GIB
+        if same_card and values.get("trainer.n_gpus_per_node") == len(gpus):
+            return name
+    kinds = ", ".join(sorted({f"{gpu.name}, {gpu.memory_gib:.0f} GiB" for gpu in gpus}))
+    raise ConfigurationError(
+        f"no hardware file was made for {len(gpus)} GPUs of this kind ({kinds}): take the nearest with --hardware "
+        f"({', '.join(names)}) and change its sizes with --set, or write recipe/retool/config/hardware/NAME.yaml"
+    )
