@@ -25,11 +25,14 @@ def run(context: Context, *command: str) -> None:
 def become(module: str, *arguments: str) -> None:
     """Become one of the project's modules, in the user's own folder.
 
-    Not a child of invoke: a SIGTERM that ends invoke alone would leave a child training.
+    Not a child of invoke: a SIGTERM that ends invoke alone would leave a child training. CUDA's libraries are
+    chosen here too, since `docker exec` and Kubernetes' `command:` go around the image's entrypoint.
     """
+    from verl_ext import cuda_compat  # standard library only, and not needed by `invoke --list`
+
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # noqa: TID251 - passed on
     command = [sys.executable, "-m", module, *filter(None, arguments)]
-    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606, TID251
+    os.execve(sys.executable, command, cuda_compat.apply({**os.environ, "PYTHONPATH": path}))  # noqa: S606, TID251
 
 
 def given(flags: dict[str, str]) -> list[str]:
