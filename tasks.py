@@ -167,6 +167,12 @@ def serve_sandbox(context, host="127.0.0.1", port=0, isolation="auto"):
     become("verl_ext.sandbox.server", "--host", host, "--port", str(port), "--isolation", isolation)
 
 
+@task(help={"deep": "import torch, flash-attn, vllm and verl too", "json": "for programs"})
+def doctor(context, deep=False, json=False):
+    """Say what a run would meet here, with cures."""
+    become("verl_ext.doctor", "--deep" if deep else "", "--json" if json else "")
+
+
 @task
 def settings(context):
     """Check the settings and show them, secrets hidden."""
@@ -199,5 +205,5 @@ def lock(context):
 
 
 namespace = Collection(
-    setup, smoke, download, prepare_data, grade, train, export, serve_sandbox, settings, check, test, lock
+    setup, smoke, download, prepare_data, grade, train, export, serve_sandbox, doctor, settings, check, test, lock
 )

@@ -211,11 +211,11 @@ def probe_cuda(search_path: str) -> int | str:
             check=False,
             timeout=PROBE_TIMEOUT_S,
         )
-        return int(done.stdout)
-    except ValueError:
-        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return int(done.stdout)
 
 
 def _against(host: Host, driver: str, library: str) -> str:

@@ -151,6 +151,7 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
             {"port": 3000},
             [["verl_ext.sandbox.server", "--host", "127.0.0.1", "--port", "3000", "--isolation", "auto"]],
         ),
+        ("doctor", {"deep": True, "json": True}, [["verl_ext.doctor", "--deep", "--json"]]),
         ("settings", {}, [["verl_ext.settings"]]),
     ],
 )  # fmt: skip
