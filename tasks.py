@@ -173,6 +173,12 @@ def doctor(context, deep=False, json=False):
     become("verl_ext.doctor", "--deep" if deep else "", "--json" if json else "")
 
 
+@task(help={"json": "for programs", "sbom": "as CycloneDX 1.5"})
+def manifest(context, json=False, sbom=False):
+    """Show packages, licences, revision, locks."""
+    become("verl_ext.image.manifest", "--json" if json else "", "--sbom" if sbom else "")
+
+
 @task
 def settings(context):
     """Check the settings and show them, secrets hidden."""
@@ -205,5 +211,5 @@ def lock(context):
 
 
 namespace = Collection(
-    setup, smoke, download, prepare_data, grade, train, export, serve_sandbox, doctor, settings, check, test, lock
+    setup, smoke, download, prepare_data, grade, train, export, serve_sandbox, doctor, manifest, settings, check, test, lock
 )

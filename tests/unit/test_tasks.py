@@ -152,6 +152,7 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
             [["verl_ext.sandbox.server", "--host", "127.0.0.1", "--port", "3000", "--isolation", "auto"]],
         ),
         ("doctor", {"deep": True, "json": True}, [["verl_ext.doctor", "--deep", "--json"]]),
+        ("manifest", {"sbom": True}, [["verl_ext.image.manifest", "--sbom"]]),
         ("settings", {}, [["verl_ext.settings"]]),
     ],
 )  # fmt: skip
