@@ -199,7 +199,7 @@ def check(context):
 def test(context, only="", k=""):
     """All checks, and all tests that need no GPU."""
     check(context)
-    folders = [only] if only else ["unit", "contract", "e2e"]  # the quick ones first
+    folders = [only] if only else ["unit", "contract", "image", "e2e"]  # the quick ones first
     paths = [f"tests/{folder}" for folder in folders]
     run(context, sys.executable, "-m", "pytest", "--durations=15", *paths, *(["-k", k] if k else []))
 
