@@ -211,5 +211,18 @@ def lock(context):
 
 
 namespace = Collection(
-    setup, smoke, download, prepare_data, grade, train, export, serve_sandbox, doctor, manifest, settings, check, test, lock
+    setup,
+    smoke,
+    download,
+    prepare_data,
+    grade,
+    train,
+    export,
+    serve_sandbox,
+    doctor,
+    manifest,
+    settings,
+    check,
+    test,
+    lock,
 )
