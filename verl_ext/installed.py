@@ -39,6 +39,11 @@ def locked(stack: str, beside: Iterable[str] = BESIDE) -> dict[str, str]:
     return pins
 
 
+def flash_attn_pin() -> str:
+    """The version of flash-attn, which is in no stack's lock since the index has no wheel of it."""
+    return dict(_PINNED.findall((LOCKS / "flash-attn-source.txt").read_text("utf-8")))["flash-attn"]
+
+
 def installed(path: Iterable[str] | None = None) -> dict[str, str]:
     """Version of each package on the import path; of two, the one that is imported."""
     found: dict[str, str] = {}

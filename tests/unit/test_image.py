@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from verl_ext.image import finish, manifest
-from verl_ext.installed import installed
+from verl_ext.installed import flash_attn_pin, installed
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -59,6 +59,15 @@ def test_a_missing_package_is_named():
     assert finish.problems(pins, {name: pins[name] for name in pins if name != "e2b"}, None) == [
         "e2b 2.50.0 is missing"
     ]
+
+
+def test_what_is_expected_of_torch_is_what_the_lock_brings():
+    pins = finish.pins_of("gpu")
+    major, minor, patch, _ = map(int, pins["nvidia-cudnn-cu12"].split("."))
+    assert finish.TORCH["version"] == f"{pins['torch']}+cu128"
+    assert finish.TORCH["cuDNN"] == major * 10_000 + minor * 100 + patch
+    assert finish.TORCH["NCCL"] == [*map(int, pins["nvidia-nccl-cu12"].split("."))]
+    assert pins["nvidia-cuda-runtime-cu12"].startswith(finish.TORCH["CUDA"])
 
 
 def test_torch_of_the_lock_is_what_is_expected():
@@ -186,9 +195,8 @@ def test_the_context_holds_only_what_is_named():
 def test_flash_attn_is_one_wheel_with_one_hash():
     text = (DOCKER / "locks" / "flash-attn.txt").read_text()
     [wheel] = re.findall(r"^flash-attn @ (\S+)", text, re.MULTILINE)
-    assert wheel.endswith("flash_attn-2.8.3+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl")
+    assert wheel.endswith(f"flash_attn-{flash_attn_pin()}+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl")
     assert len(re.findall(r"--hash=sha256:[0-9a-f]{64}$", text, re.MULTILINE)) == 1
-    assert "flash-attn==2.8.3" in (DOCKER / "locks" / "flash-attn-source.txt").read_text()
 
 
 def test_the_composed_sandbox_has_no_way_out():

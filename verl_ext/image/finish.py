@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from verl_ext import stack as stacks
-from verl_ext.doctor.installation import FLASH_ATTN
 from verl_ext.image.manifest import MANIFEST, ROOT, SBOM, manifest, sbom
-from verl_ext.installed import installed, locked, moved, remove_strays
+from verl_ext.installed import flash_attn_pin, installed, locked, moved, remove_strays
 
 TARGETS = ("ci", *stacks.STACKS)
 CONSTRAINTS = Path("/opt/constraints.txt")
@@ -38,7 +37,7 @@ def pins_of(target: str) -> dict[str, str]:
     """What the target's locks install."""
     if target == "ci":
         return locked("ci", ())
-    return locked("cpu") if target == "cpu" else {**locked("gpu", ("bootstrap.txt",)), "flash-attn": FLASH_ATTN}
+    return locked("cpu") if target == "cpu" else {**locked("gpu", ("bootstrap.txt",)), "flash-attn": flash_attn_pin()}
 
 
 def problems(pins: dict[str, str], versions: dict[str, str], torch: dict[str, Any] | None) -> list[str]:
