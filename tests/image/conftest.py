@@ -56,6 +56,7 @@ class Engine:
             **os.environ,
             "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
+            "TMPDIR": str(self.folder),  # where buildah keeps cache mounts, for ever
         }
         done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment)
         assert status is None or done.returncode == status, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
