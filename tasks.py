@@ -25,11 +25,14 @@ def run(context: Context, *command: str) -> None:
 def become(module: str, *arguments: str) -> None:
     """Become one of the project's modules, in the user's own folder.
 
-    Not a child of invoke: a SIGTERM that ends invoke alone would leave a child training.
+    Not a child of invoke: a SIGTERM that ends invoke alone would leave a child training. CUDA's libraries are
+    chosen here too, since `docker exec` and Kubernetes' `command:` go around the image's entrypoint.
     """
+    from verl_ext import cuda_compat  # standard library only, and not needed by `invoke --list`
+
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # noqa: TID251 - passed on
     command = [sys.executable, "-m", module, *filter(None, arguments)]
-    os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606, TID251
+    os.execve(sys.executable, command, cuda_compat.apply({**os.environ, "PYTHONPATH": path}))  # noqa: S606, TID251
 
 
 def given(flags: dict[str, str]) -> list[str]:
@@ -185,6 +188,18 @@ def clean_sandboxes(context, run_, json=False):
     become("verl_ext.clean", "--run", run_, "--json" if json else "")
 
 
+@task(help={"deep": "import torch, flash-attn, vllm and verl too", "json": "for programs"})
+def doctor(context, deep=False, json=False):
+    """Say what a run would meet here, with cures."""
+    become("verl_ext.doctor", "--deep" if deep else "", "--json" if json else "")
+
+
+@task(help={"json": "for programs", "sbom": "as CycloneDX 1.5"})
+def manifest(context, json=False, sbom=False):
+    """Show packages, licences, revision, locks."""
+    become("verl_ext.image.manifest", "--json" if json else "", "--sbom" if sbom else "")
+
+
 @task
 def settings(context):
     """Check the settings and show them, secrets hidden."""
@@ -205,7 +220,7 @@ def check(context):
 def test(context, only="", k=""):
     """All checks, and all tests that need no GPU."""
     check(context)
-    folders = [only] if only else ["unit", "contract", "e2e"]  # the quick ones first
+    folders = [only] if only else ["unit", "contract", "e2e"]  # the quick ones first; `image` needs buildah and podman
     paths = [f"tests/{folder}" for folder in folders]
     run(context, sys.executable, "-m", "pytest", "--durations=15", *paths, *(["-k", k] if k else []))
 
@@ -227,6 +242,8 @@ namespace = Collection(
     check_sandbox,
     clean_sandboxes,
     serve_sandbox,
+    doctor,
+    manifest,
     settings,
     check,
     test,

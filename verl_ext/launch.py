@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verl_ext import compose as composition
-from verl_ext import resume, runs
+from verl_ext import cuda_compat, resume, runs
 from verl_ext.check.account import admit
 from verl_ext.clean import clean
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
@@ -177,6 +177,10 @@ def _environment(
             values["VERL_EXT_SANDBOX_CREATE_RATE_PER_S"] = str(LOCAL_CREATE_RATE_PER_S)
     if cpu:
         values |= _cpu_environment()
+    else:
+        # Ray's workers are new processes on this machine, and CUDA_COMPAT may stand in a file that no shell read.
+        decision = cuda_compat.decide(os.environ, settings.cuda_compat)  # noqa: TID251 - handed on
+        values |= {"CUDA_COMPAT": decision.mode, cuda_compat.SEARCH_PATH: decision.search_path}
     return {**values, **request.environment}
 
 

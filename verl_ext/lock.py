@@ -27,8 +27,8 @@ YOUNGER = (
     "hyperframe",
     "connectrpc",
 )
-# Order matters: dev is constrained by what cpu came to.
-NAMES = ("cpu", "gpu", "dev", "bootstrap")
+# Order matters: dev, ci and flash-attn-build are constrained by what cpu and gpu came to.
+NAMES = ("cpu", "gpu", "dev", "bootstrap", "ci", "flash-attn-build")
 
 
 def command(uv: str, name: str) -> list[str]:

@@ -276,6 +276,16 @@ def test_settings_given_as_flags_reach_every_process(inputs, monkeypatch, tmp_pa
     assert environment["VERL_EXT_ENV_FILE"] == str(tmp_path / "other.env")
 
 
+def test_workers_on_gpus_get_the_choice_of_cudas_libraries(inputs, monkeypatch, tmp_path: Path):
+    seen = []
+    monkeypatch.setattr(launch, "run", lambda request, settings, *_: seen.append((request, settings)))
+    (tmp_path / "other.env").write_text("CUDA_COMPAT=off\n")
+    assert main([*flags(inputs), "--env-file", "other.env"]) == 0
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine:/usr/local/cuda/compat")
+    environment = launch._environment(*seen[0], tmp_path, None, cpu=False)
+    assert (environment["CUDA_COMPAT"], environment["LD_LIBRARY_PATH"]) == ("off", "/opt/mine")
+
+
 def test_importing_the_launcher_loads_nothing_heavy():
     heavy = "torch", "ray", "vllm", "verl", "transformers", "tensordict"
     modules = "verl_ext.launch, verl_ext.compose, verl_ext.preflight, verl_ext.settings, verl_ext.export, tasks"

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from verl_ext import preflight
+from verl_ext import cuda_compat, preflight
 from verl_ext.compose import CONFIG_DIR, HARDWARE_DIR, compose, hardware_names, resolve
 from verl_ext.errors import ConfigurationError
 from verl_ext.preflight import CHECKS, Subject, machine, subject
@@ -335,6 +335,7 @@ def disk(total: float, free: float) -> Callable[[object], Any]:
         ("host-memory", "h20x4", "little memory", "load the model, once for each of 4 processes"),
         ("disk", "h200x1", "small disk", "save_contents=[model]"),
         ("tmp-disk", "cpu", "full disk", "98% full"),
+        ("cuda-library", "h200x1", "forced library", "set CUDA_COMPAT=auto"),
         ("allocator", "h200x1", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "take it out"),
     ],
 )
@@ -344,6 +345,9 @@ def test_what_this_machine_lacks_is_named_with_its_cure(
     match change:
         case "one gpu":
             monkeypatch.setattr(subject, "visible_gpus", lambda: [make_gpu(0)])
+        case "forced library":
+            refused = cuda_compat.decide({}, "on", cuda_compat.Host("/nowhere"))
+            monkeypatch.setattr(machine.cuda_compat, "decide", lambda environ, mode: refused)
         case "no gpu":
             monkeypatch.setattr(subject, "visible_gpus", list)
         case "busy gpu":

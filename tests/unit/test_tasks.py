@@ -72,7 +72,8 @@ import sys
 class OnlyInvoke:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        if top not in sys.stdlib_module_names and top not in ("invoke", "tasks", "fluidity", "lexicon", "yaml"):
+        ours = "invoke", "tasks", "verl_ext", "fluidity", "lexicon", "yaml"
+        if top not in sys.stdlib_module_names and top not in ours:
             raise ModuleNotFoundError(f"a bare environment has no {name}")
 sys.meta_path.insert(0, OnlyInvoke())
 sys.argv = ["invoke", *sys.argv[1:]]
@@ -150,6 +151,8 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
             {"port": 3000},
             [["verl_ext.sandbox.server", "--host", "127.0.0.1", "--port", "3000", "--isolation", "auto"]],
         ),
+        ("doctor", {"deep": True, "json": True}, [["verl_ext.doctor", "--deep", "--json"]]),
+        ("manifest", {"sbom": True}, [["verl_ext.image.manifest", "--sbom"]]),
         ("settings", {}, [["verl_ext.settings"]]),
         ("check_sandbox", {}, [["verl_ext.check"]]),
         ("check_sandbox", {"json": True, "max_probe": "20"}, [["verl_ext.check", "--json", "--max-probe", "20"]]),
@@ -196,6 +199,16 @@ def test_the_words_of_the_user_are_there():
     assert done.returncode == 2
     for key in "abcd":
         assert f"- {key}: verl 0.6.1 has no key of this name" in done.stderr
+
+
+def test_a_task_chooses_cudas_libraries_itself(monkeypatch: pytest.MonkeyPatch, capsys):
+    called = []
+    monkeypatch.setattr(tasks.os, "execve", lambda *arguments: called.append(arguments))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/cuda/compat:/opt/mine")
+    monkeypatch.setenv("CUDA_COMPAT", "off")
+    tasks.become("verl_ext.settings")
+    assert called[0][2]["LD_LIBRARY_PATH"] == "/opt/mine"
+    assert "CUDA compatibility library off: CUDA_COMPAT=off" in capsys.readouterr().err
 
 
 def test_a_task_becomes_its_command_in_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

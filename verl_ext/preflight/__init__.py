@@ -72,6 +72,7 @@ CHECKS: tuple[Check, ...] = (
     Check("token-budget", parallel.token_budget, _SOUND),
     Check("gpu-memory", parallel.gpu_memory, (*_SOUND, "ranges", "gpu-split", "model")),
     Check("gpus", machine.gpus, _SOUND, of_machine=True),
+    Check("cuda-library", machine.cuda_library, of_machine=True),
     Check("gpu-busy", machine.gpu_busy, (*_SOUND, "gpus"), of_machine=True),
     Check("ray-address", machine.ray_address, of_machine=True),
     Check("ray-running", machine.ray_running, of_machine=True),

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from verl_ext import cuda_compat
 from verl_ext.gpu_memory import host_loading_gib
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import foreign
@@ -48,6 +49,15 @@ def gpus(subject: Subject) -> Iterator[str]:
         f"the run wants {subject.gpus_wanted} GPUs, and {len(subject.gpus)} are to be seen here ({names}): choose "
         "another --hardware, or look at CUDA_VISIBLE_DEVICES"
     )
+
+
+def cuda_library(subject: Subject) -> Iterator[str]:
+    """A compatibility library that does not go with the driver fails in every process that uses CUDA."""
+    if subject.on_gpu:
+        environment = {cuda_compat.SEARCH_PATH: foreign(cuda_compat.SEARCH_PATH) or ""}
+        trouble = cuda_compat.decide(environment, subject.settings.cuda_compat).trouble
+        if trouble:
+            yield trouble
 
 
 def gpu_busy(subject: Subject) -> Iterator[str]:
