@@ -19,6 +19,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from verl_ext import compose as composition
 from verl_ext import cuda_compat, resume, runs
 from verl_ext.check.account import admit
+from verl_ext.check.proof import prove
 from verl_ext.clean import clean
 from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
@@ -104,7 +106,10 @@ def run(
                 say(f"local sandbox server at {server.url}, isolation: {server.isolation}")
             cpu = config.verl_ext.get("device") == "cpu"
             environment = _environment(request, settings, run_dir, server, cpu=cpu)
-            _train(config, environment, run_dir, server, say)
+            with ThreadPoolExecutor(1) as beside:
+                local_url = server.url if server else None
+                proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
+                _train(config, environment, run_dir, server, proof, say)
         finally:
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
     return RunResult(run_dir, *ended, time.monotonic() - started_s)
@@ -132,6 +137,7 @@ def _train(
     environment: dict[str, str],
     run_dir: Path,
     server: RunningServer | None,
+    proof: Future[None],
     say: Callable[[str], None],
 ) -> None:
     from verl_ext.progress import Follower
@@ -141,10 +147,19 @@ def _train(
     follower = Follower(run_dir, say, config.trainer.total_training_steps)
     with local_ray(config, environment, run_dir, spare=server.pid if server else 0):
         runs.note_phase(run_dir, "Ray is up")
+        _heed(proof)
         try:
             train(config, follower, float(config.verl_ext.get("stall_timeout_s", 3600)))
         finally:
             follower.poll()
+
+
+def _heed(proof: Future[None]) -> None:
+    """Go on if a sandbox works. It was tried while Ray started."""
+    try:
+        proof.result()
+    except SandboxError as error:
+        raise type(error)(f"no sandbox works, so no trajectory would: {error}") from error
 
 
 def _environment(

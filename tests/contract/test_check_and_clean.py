@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from verl_ext.check.account import admit
-from verl_ext.errors import ConfigurationError
+from verl_ext.check.proof import LABEL, prove
+from verl_ext.errors import ConfigurationError, SandboxError
 from verl_ext.sandbox.e2b import E2BBackend
 from verl_ext.sandbox.ledger import RUN_LABEL
 from verl_ext.sandbox.server.launch import RunningServer, start_server
@@ -129,3 +130,20 @@ def test_a_run_is_not_admitted_where_the_service_refuses_and_hears_what_lives_th
     assert "--run run-1" in said[0]
     assert account.stats(**{RUN_LABEL: "run-1"})["alive"] == 0, "what an earlier run of this id left is ended"
     assert account.stats(**{RUN_LABEL: "run-2"})["alive"] == 1, "another run's is not touched"
+
+
+@pytest.mark.parametrize(
+    ("template", "words"), [("fault-404-template", "template"), ("fault-500-execute", "500"), ("fault-503", "503")]
+)
+def test_a_run_that_starts_learns_at_once_that_no_sandbox_works(account: RunningServer, template: str, words: str):
+    environ = {
+        "VERL_EXT_ENV_FILE": "/dev/null",
+        "E2B_API_KEY": "canary-0123456789",
+        "E2B_DOMAIN": "sandboxes.example.com",
+        "E2B_API_URL": account.url,
+        "E2B_SANDBOX_URL": account.url,
+    }
+    prove(Settings.load(environ=environ), "works")
+    with pytest.raises(SandboxError, match=words):
+        prove(Settings.load(environ=environ | {"VERL_EXT_SANDBOX_TEMPLATE": template}), "does-not")
+    assert account.stats(**{LABEL: "works"})["alive"] == account.stats(**{LABEL: "does-not"})["alive"] == 0

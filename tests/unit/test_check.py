@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from verl_ext.check import account, limits
+from verl_ext.check import account, limits, proof
 from verl_ext.check import sandbox as one
 from verl_ext.check.advice import Load, advise
 from verl_ext.check.findings import FAILED, OK, SKIPPED, WARNING, Finding
@@ -236,3 +236,31 @@ def test_a_server_of_ones_own_needs_no_settings():
     advice = advise(measured(10, 8, 4.0), Load(8), is_local=True)
     assert advice is not None
     assert advice.settings == {}
+
+
+# --- the proof while a run starts
+
+
+async def test_a_service_that_works_is_used_once_and_left_empty():
+    backend = FakeBackend()
+    await proof.run_one(backend, "r")
+    assert backend.creates == 1
+    assert await backend.list_ids(labels={proof.LABEL: "r"}) == []
+
+
+async def test_a_full_account_is_waited_for_and_no_failure():
+    await proof.run_one(FakeBackend(FaultScript(create_errors={1: SandboxQuotaError("full")})), "r")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        FaultScript(create_errors={1: SandboxUnavailableError("500: the interpreter ended before it was ready")}),
+        FaultScript(run_errors={1: SandboxUnavailableError("the interpreter ended before it was ready")}),
+    ],
+)
+async def test_a_service_that_cannot_run_code_is_told_with_its_cause(script: FaultScript):
+    backend = FakeBackend(script)
+    with pytest.raises(SandboxUnavailableError, match="ended before it was ready"):
+        await proof.run_one(backend, "r")
+    assert await backend.list_ids(labels={proof.LABEL: "r"}) == []
