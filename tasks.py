@@ -11,6 +11,8 @@ from invoke.exceptions import Exit
 from invoke.tasks import task
 
 ROOT = Path(__file__).resolve().parent
+# What every stack has and the bootstrap does not.
+NEEDED = ("dotenv", "rich")
 
 
 def run(context: Context, *command: str) -> None:
@@ -30,6 +32,8 @@ def become(module: str, *arguments: str) -> None:
     """
     from verl_ext import cuda_compat  # standard library only, and not needed by `invoke --list`
 
+    if not all(any(Path(folder, name).is_dir() for folder in sys.path) for name in NEEDED):
+        raise Exit("no stack is installed in this environment: invoke setup --stack cpu (or gpu)", code=2)
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))  # noqa: TID251 - passed on
     command = [sys.executable, "-m", module, *filter(None, arguments)]
     os.execve(sys.executable, command, cuda_compat.apply({**os.environ, "PYTHONPATH": path}))  # noqa: S606, TID251
@@ -62,7 +66,8 @@ def setup(context, stack="cpu"):
 )
 def smoke(context, hardware="cpu", control="", set_=None):
     """Train a tiny model for real, on a CPU or a GPU."""
-    setup(context, "cpu" if hardware == "cpu" else "gpu")
+    if (ROOT / "recipe" / "retool" / "config" / "hardware" / f"{hardware}.yaml").is_file():  # else it is told below
+        setup(context, "cpu" if hardware == "cpu" else "gpu")
     flags = {"--hardware": hardware, "--control": control}
     become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())
 

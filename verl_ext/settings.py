@@ -19,7 +19,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,7 @@ class Settings:
         found: dict[str, str] = {}
         if named or path.is_file():
             known = {variable.name for variable in VARIABLES}
-            found, problems = read_env_file(path, wanted=lambda name: name in known or name.startswith(PREFIX))
+            found, problems = read_env_file(path, wanted=lambda name: _is_meant_for_us(name, known))
         raw = {**found, **{name: value for name, value in process.items() if _is_ours(name)}}
         values: dict[str, Any] = {}
         for variable in VARIABLES:
@@ -317,6 +317,11 @@ def variable_named(name: str) -> Variable | None:
 
 def _is_ours(name: str) -> bool:
     return name.startswith(PREFIX) or any(variable.name == name for variable in VARIABLES)
+
+
+def _is_meant_for_us(name: str, known: Collection[str]) -> bool:
+    """Whether a line of `.env` is judged: our variables, and names so near to one that they must be a slip."""
+    return name in known or name.startswith(PREFIX) or bool(difflib.get_close_matches(name, known, n=1, cutoff=0.9))
 
 
 def _unknown(raw: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ from recipe.retool.answer_files import GivenAnswer, read_answers
 from recipe.retool.grading import grade
 from recipe.retool.other_graders import OtherGrader, Outcome
 from recipe.retool.symbolic.equality import POOL, same_value
-from verl_ext.errors import VerlAgsError
+from verl_ext.errors import DataError, VerlAgsError
 
 OURS, STRICT, MATH_VERIFY = "ours", "strict box (verl)", "math-verify"
 _SHOWN, _TAIL_CHARS = 20, 100
@@ -186,7 +186,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     console = Console()
     try:
-        comparison = compare_graders(list(read_answers(args.file)), console)
+        answers = list(read_answers(args.file))
+        if not answers:
+            raise DataError(f"{args.file} holds no answers: give rollouts of a run or a file of answers")
+        comparison = compare_graders(answers, console)
     except VerlAgsError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

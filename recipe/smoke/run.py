@@ -30,7 +30,7 @@ import yaml
 from recipe.retool import prepare_data
 from recipe.smoke import arithmetic, rules, tiny_model
 from verl_ext import launch, runs
-from verl_ext.compose import CONFIG_DIR
+from verl_ext.compose import CONFIG_DIR, check_names
 from verl_ext.errors import ConfigurationError, TrainingDiedError
 from verl_ext.settings import Settings
 
@@ -125,6 +125,7 @@ def smoke(
     run_id: str = "",
 ) -> int:
     """Run it all; returns the exit status."""
+    check_names("smoke", hardware)
     started_s = time.monotonic()
     model, train, val = prepare(settings, say)
     prepared_s = time.monotonic() - started_s

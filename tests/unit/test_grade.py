@@ -116,3 +116,9 @@ def test_a_users_mistakes_end_with_2_and_a_message(tmp_path, file, capsys):
     assert "give a file of answers" in capsys.readouterr().err
     assert main([str(file), "--json", str(tmp_path / "no" / "out.json")]) == 2
     assert "Give --json a file" in capsys.readouterr().err
+
+
+def test_a_file_without_answers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "empty.jsonl").touch()
+    assert main([str(tmp_path / "empty.jsonl")]) == 2
+    assert "holds no answers" in capsys.readouterr().err

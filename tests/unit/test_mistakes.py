@@ -87,7 +87,7 @@ def test_what_is_mistyped_has_a_cure(
 
 # a line of `.env`, and a part of the answer of `invoke settings`
 WRITTEN = [
-    ("E2B_APIKEY=ark_0123456789", None),  # nobody's name that we could know
+    ("E2B_APIKEY=ark_0123456789", "did you mean E2B_API_KEY"),
     ("VERL_EXT_SANDBOX_MAX_ALIV=5", "did you mean VERL_EXT_SANDBOX_MAX_ALIVE?"),
     ("E2B_API_KEY=your-key-here", "placeholder"),
     ("E2B_API_KEY=", "empty"),

@@ -315,3 +315,11 @@ def test_every_word_that_a_variable_names_is_taken(variable: Variable):
     for word in variable.unit.split("|"):
         given = {"E2B_API_KEY": "e2b_" + "a1" * 20, "E2B_DOMAIN": "e2b.app", variable.name: word}
         assert getattr(Settings.load(environ=given), variable.field) == variable.parse(word)
+
+
+def test_a_slip_in_the_name_of_a_key_is_told(tmp_path: Path):
+    (tmp_path / ".env").write_text("E2B_APIKEY=e2b_0123\nMY_OWN=1\n")
+    with pytest.raises(ConfigurationError, match="did you mean E2B_API_KEY") as caught:
+        Settings.load(tmp_path / ".env", environ={})
+    assert "MY_OWN" not in str(caught.value)
+    assert "e2b_0123" not in str(caught.value)

@@ -220,3 +220,18 @@ def test_a_task_becomes_its_command_in_the_users_folder(monkeypatch: pytest.Monk
     assert (program, words) == (sys.executable, [sys.executable, "-m", "verl_ext.settings", "--example"])
     assert environment["PYTHONPATH"].split(":")[0] == str(ROOT)
     assert Path.cwd() == tmp_path
+
+
+def test_without_a_stack_the_cure_is_said_and_no_traceback(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tasks, "NEEDED", ("rich", "no_such_package"))
+    with pytest.raises(Exit, match="invoke setup --stack cpu") as caught:
+        tasks.become("verl_ext.doctor")
+    assert caught.value.code == 2
+
+
+def test_a_hardware_file_that_is_not_there_installs_nothing(monkeypatch: pytest.MonkeyPatch):
+    done: list[str] = []
+    monkeypatch.setattr(tasks, "setup", lambda *_: done.append("setup"))
+    monkeypatch.setattr(tasks, "become", lambda module, *_: done.append(module))
+    tasks.smoke.body(MockContext(), hardware="cpux")
+    assert done == ["recipe.smoke.run"]

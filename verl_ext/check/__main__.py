@@ -45,8 +45,8 @@ async def findings(
     yield forms
     if forms.status == FAILED:
         return
-    for part in (account.check_reach(settings, local_url), account.check_key(backend)):
-        found = await part
+    for part in (lambda: account.check_reach(settings, local_url), lambda: account.check_key(backend)):
+        found = await part()
         yield found
         if found.status == FAILED:
             return
