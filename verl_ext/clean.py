@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = Settings.load()
         run_id = runs.check_run_id(options.run)
-        if settings.backend == "local" and not settings.e2b_api_url:
+        if settings.needs_own_server:
             raise ConfigurationError(
                 "no E2B_API_KEY and no E2B_API_URL: sandboxes of a run's own server end with that server, so "
                 "there is nothing to clean; for a service, set what the run had"

@@ -214,7 +214,7 @@ def _cpu_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> Iterator[RunningServer | None]:
-    if settings.backend != "local" or settings.e2b_api_url:
+    if not settings.needs_own_server:
         yield None
         return
     options = ["--host", "127.0.0.1", "--port", "0", "--isolation", settings.sandbox_isolation]

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext import runs
 from verl_ext.data_hash import content_hash
 from verl_ext.errors import ConfigurationError
+from verl_ext.parquet_files import files
 
 # What decides which rows there are and in which order they come.
 _ORDER_KEYS = (
@@ -98,6 +99,4 @@ def train_data(config: DictConfig) -> list[dict[str, str]]:
     Raises:
         DataError: a file cannot be read.
     """
-    files = config.data.train_files
-    paths = [files] if isinstance(files, str) else list(files or [])
-    return [{"path": str(path), "content_sha256": content_hash(path)} for path in paths]
+    return [{"path": str(path), "content_sha256": content_hash(path)} for path in files(config.data.train_files)]

@@ -19,7 +19,7 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("CUDA_COMPAT", "CUDA compatibility libraries in the image; auto: on if the driver is older", "auto",
              unit="auto|on|off", parse=parse_one_of("auto", "on", "off")),
 )  # fmt: skip
+_NAMES = tuple(variable.name for variable in VARIABLES)
 
 
 @dataclass(frozen=True)
@@ -191,8 +192,7 @@ class Settings:
         path = Path(named).expanduser() if named else Path(".env")
         found: dict[str, str] = {}
         if named or path.is_file():
-            known = {variable.name for variable in VARIABLES}
-            found, problems = read_env_file(path, wanted=lambda name: _is_meant_for_us(name, known))
+            found, problems = read_env_file(path, wanted=_is_meant_for_us)
         raw = {**found, **{name: value for name, value in process.items() if _is_ours(name)}}
         values: dict[str, Any] = {}
         for variable in VARIABLES:
@@ -226,6 +226,11 @@ class Settings:
         if self.sandbox_backend != "auto":
             return self.sandbox_backend
         return "e2b" if self.e2b_api_key else "local"
+
+    @property
+    def needs_own_server(self) -> bool:
+        """Whether no service is named, neither by a key nor by an address: whoever wants sandboxes starts one here."""
+        return self.backend == "local" and not self.e2b_api_url
 
     def is_default(self, field: str) -> bool:
         """Whether a setting has the value that it has when nobody sets it."""
@@ -316,20 +321,19 @@ def variable_named(name: str) -> Variable | None:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(PREFIX) or any(variable.name == name for variable in VARIABLES)
+    return name.startswith(PREFIX) or name in _NAMES
 
 
-def _is_meant_for_us(name: str, known: Collection[str]) -> bool:
+def _is_meant_for_us(name: str) -> bool:
     """Whether a line of `.env` is judged: our variables, and names so near to one that they must be a slip."""
-    return name in known or name.startswith(PREFIX) or bool(difflib.get_close_matches(name, known, n=1, cutoff=0.9))
+    return _is_ours(name) or bool(difflib.get_close_matches(name, _NAMES, n=1, cutoff=0.9))
 
 
 def _unknown(raw: Mapping[str, str]) -> list[str]:
-    known = [variable.name for variable in VARIABLES]
     problems = []
     for name in raw:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name not in _NAMES:
+            close = difflib.get_close_matches(name, _NAMES, n=1)
             cure = f"did you mean {close[0]}?" if close else "see .env.example for the names"
             problems.append(f"{name} is no setting of this project: {cure}")
     return problems

@@ -6,7 +6,7 @@ import importlib
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -39,14 +39,9 @@ def import_unhurriedly(module: str) -> Any:
 
     In a thread of its own, since Linux has a priority for each thread and an ordinary user cannot raise one again.
     """
-    result: Future[Any] = Future()
+    with ThreadPoolExecutor(1, initializer=_give_way) as thread:
+        return thread.submit(importlib.import_module, module).result()
 
-    def load() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _UNHURRIED)
-        try:
-            result.set_result(importlib.import_module(module))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller
-            result.set_exception(error)
 
-    threading.Thread(target=load, name="import").start()
-    return result.result()
+def _give_way() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _UNHURRIED)

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from http_answers import AnsweringHandler
 
 from verl_ext import download as under_test
 from verl_ext.data_root import RECORD, read_record
@@ -63,40 +64,25 @@ class FakeHub(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(AnsweringHandler):
     server: FakeHub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
 
     def do_GET(self) -> None:
         hub, path = self.server, unquote(urlsplit(self.path).path)
         hub.asked.append((self.command, path, self.headers.get("Range", "")))
         if hub.status:
-            return self.answer(hub.status, X_Error_Code=hub.error_code)
+            return self.send(hub.status, X_Error_Code=hub.error_code)
         if found := re.fullmatch(r"/api/(?:models|datasets)/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             return self.repository(found[1], found[2] or "main")
         if found := re.fullmatch(r"/(?:datasets/)?([^/]+/[^/]+)/resolve/[^/]+/(.+)", path):
             return self.file(hub.repositories[found[1]][found[2]], found[2])
-        return self.answer(404, X_Error_Code="RepoNotFound")
+        return self.send(404, X_Error_Code="RepoNotFound")
 
     def repository(self, name: str, revision: str) -> None:
         if name not in self.server.repositories:
-            return self.answer(404, X_Error_Code="RepoNotFound")
+            return self.send(404, X_Error_Code="RepoNotFound")
         if revision not in ("main", SHA):
-            return self.answer(404, X_Error_Code="RevisionNotFound")
+            return self.send(404, X_Error_Code="RevisionNotFound")
         siblings: list[dict[str, Any]] = []
         for path, content in self.server.repositories[name].items():
             entry: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": git_sha1(content)}
@@ -104,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
                 digest = hashlib.sha256(content).hexdigest()
                 entry["lfs"] = {"sha256": digest, "size": len(content), "pointerSize": 134}
             siblings.append(entry)
-        self.answer(200, json.dumps({"id": name, "sha": SHA, "siblings": siblings}).encode())
+        self.send(200, json.dumps({"id": name, "sha": SHA, "siblings": siblings}).encode())
 
     def file(self, content: bytes, name: str) -> None:
         hub, total = self.server, len(content)
@@ -129,7 +115,7 @@ class Handler(BaseHTTPRequestHandler):
         if hub.stall and self.command == "GET" and total > CHUNK:
             hub.stalled.set()
             hub.stall.wait(60)
-        self.answer(206 if start else 200, content[start:], **headers)
+        self.send(206 if start else 200, content[start:], **headers)
 
 
 @pytest.fixture

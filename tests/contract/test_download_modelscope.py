@@ -11,12 +11,13 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from http_answers import AnsweringHandler
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of the library's own imports
@@ -36,25 +37,9 @@ FILES = {
 }
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        pass
-
+class Handler(AnsweringHandler):
     def answer(self, data: Any, status: int = 200) -> None:
-        self.send(json.dumps({"Code": status, "Success": status == 200, "Message": "", "Data": data}).encode(), status)
-
-    def send(self, body: bytes, status: int = 200, **headers: str) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
+        self.send(status, json.dumps({"Code": status, "Success": status == 200, "Message": "", "Data": data}).encode())
 
     def do_GET(self) -> None:
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
@@ -77,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
                 spoiled = self.server.spoil  # type: ignore[attr-defined]
                 start = int((re.search(r"bytes=(\d+)-", self.headers.get("Range", "")) or ["", "0"])[1])
                 body = (b"x" * len(content) if spoiled else content)[start:]
-                self.send(body, 206 if self.headers.get("Range") else 200)
+                self.send(206 if self.headers.get("Range") else 200, body)
 
     @staticmethod
     def entry(path: str, content: bytes) -> dict[str, Any]:

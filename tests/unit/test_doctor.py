@@ -116,9 +116,9 @@ def test_an_interface_that_is_not_there_is_red(monkeypatch, tmp_path):
 
 def test_a_taken_port_is_a_note(monkeypatch):
     subject = machine.subject_of(settings(), on_gpu=False)
-    monkeypatch.setattr(machine, "_is_taken", lambda port: port == 6379)
+    monkeypatch.setattr(machine.preflight, "port_error", lambda port: OSError("in use") if port == 6379 else None)
     assert states(machine.network(subject))["port 6379"] == "note"
-    monkeypatch.setattr(machine, "_is_taken", lambda port: False)
+    monkeypatch.setattr(machine.preflight, "port_error", lambda port: None)
     assert states(machine.network(subject))["ports"] == "ok"
 
 

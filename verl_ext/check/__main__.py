@@ -140,7 +140,7 @@ def _tell(line: str, *, quiet: bool) -> None:
 @contextlib.contextmanager
 def _service(settings: Settings) -> Iterator[str | None]:
     """Address of a server of our own where no other is named."""
-    if settings.backend != "local" or settings.e2b_api_url:
+    if not settings.needs_own_server:
         yield None
         return
     with start_server(["--isolation", settings.sandbox_isolation]) as server:
@@ -171,8 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except VerlAgsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    is_local = settings.backend == "local" and not settings.e2b_api_url
-    advice = advise(found, _load(options), is_local=is_local)
+    advice = advise(found, _load(options), is_local=settings.needs_own_server)
     seconds = time.monotonic() - began_s
     if options.json:
         whole = {

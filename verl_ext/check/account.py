@@ -111,5 +111,5 @@ def admit(settings: Settings, run_id: str, say: Callable[[str], None]) -> None:
         finally:
             await backend.aclose()
 
-    if settings.backend != "local" or settings.e2b_api_url:
+    if not settings.needs_own_server:
         asyncio.run(look())

@@ -6,7 +6,6 @@ import ctypes
 import datetime
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,11 +74,8 @@ def gpus(subject: Subject, *, wants_gpu: bool) -> Iterator[Finding]:
 
 def limits(subject: Subject) -> Iterator[Finding]:
     """What a container may use."""
-    try:
-        shared_gib = shutil.disk_usage(preflight.SHARED_MEMORY).total / _GIB
-    except OSError:
-        shared_gib = 0.0
-    yield from _of_preflight("shared memory", preflight.shared_memory, subject, f"{shared_gib:.1f} GiB")
+    shared = f"{preflight.shared_memory_gib():.1f} GiB"
+    yield from _of_preflight("shared memory", preflight.shared_memory, subject, shared)
     yield from _of_preflight("open files", preflight.open_files, subject, "limit is high enough")
     yield from _of_preflight("processes", preflight.processes, subject, "limit is high enough")
     cores = len(os.sched_getaffinity(0))
@@ -92,7 +88,7 @@ def limits(subject: Subject) -> Iterator[Finding]:
 def disk(settings: Settings, subject: Subject) -> Iterator[Finding]:
     """Where data, models and runs go."""
     root = settings.data_root.absolute()
-    place = next(folder for folder in (root, *root.parents) if folder.is_dir())
+    place = preflight.existing_folder(root)
     free_gib = shutil.disk_usage(place).free / _GIB
     if not os.access(place, os.W_OK | os.X_OK):
         yield red("data root", f"{place} cannot be written by user {os.getuid()}: mount a folder of yours, or set "
@@ -113,7 +109,7 @@ def disk(settings: Settings, subject: Subject) -> Iterator[Finding]:
 
 def network(subject: Subject) -> Iterator[Finding]:
     """Ports, and the interface that NCCL and Gloo take."""
-    taken = [port for port in RAY_PORTS if _is_taken(port)]
+    taken = [port for port in RAY_PORTS if preflight.port_error(port)]
     if not taken:
         yield ok("ports", ", ".join(f"{port} is free for {what}" for port, what in RAY_PORTS.items()))
     for port, what in RAY_PORTS.items():
@@ -161,16 +157,6 @@ def _of_preflight(
     yield from (red(name, problem) for problem in problems)
     if otherwise and not problems:
         yield ok(name, otherwise)
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", port))  # noqa: S104 - asks, and lets go at once
-        except OSError:
-            return True
-    return False
 
 
 def _default_interface() -> str:

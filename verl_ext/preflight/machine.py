@@ -91,8 +91,7 @@ def ray_running(subject: Subject) -> Iterator[str]:
 
 def open_files(subject: Subject) -> Iterator[str]:
     """Ray keeps thousands of files and sockets open."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < MIN_OPEN_FILES:
+    if (hard := _limit_below(resource.RLIMIT_NOFILE, MIN_OPEN_FILES)) is not None:
         yield (
             f"at most {hard} files may be open here, and Ray needs {MIN_OPEN_FILES}: ulimit -n 65536 before the "
             "start; in a container --ulimit nofile=65536:65536"
@@ -101,27 +100,37 @@ def open_files(subject: Subject) -> Iterator[str]:
 
 def processes(subject: Subject) -> Iterator[str]:
     """Ray, vLLM and the sandboxes make hundreds of processes and threads, which count alike."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-    if hard != resource.RLIM_INFINITY and hard < MIN_PROCESSES:
+    if (hard := _limit_below(resource.RLIMIT_NPROC, MIN_PROCESSES)) is not None:
         yield (
             f"at most {hard} processes may run here, and a run needs {MIN_PROCESSES}: ulimit -u 65536 before the "
             "start; in a container --ulimit nproc=65536:65536"
         )
 
 
+def _limit_below(limit: int, needed: int) -> int | None:
+    """The hard limit, which nobody here can raise, if it is below what is needed."""
+    _, hard = resource.getrlimit(limit)
+    return hard if hard != resource.RLIM_INFINITY and hard < needed else None
+
+
 def shared_memory(subject: Subject) -> Iterator[str]:
     """NCCL and Ray's store use /dev/shm; Docker gives 64 MB."""
     if not subject.on_gpu or subject.gpus_wanted < 2:
         return
-    try:
-        total_gib = shutil.disk_usage(SHARED_MEMORY).total / _GIB
-    except OSError:
-        total_gib = 0.0
+    total_gib = shared_memory_gib()
     if total_gib < MIN_SHARED_MEMORY_GIB:
         yield (
             f"{SHARED_MEMORY} has {total_gib:.1f} GiB, and {subject.gpus_wanted} GPUs need {MIN_SHARED_MEMORY_GIB}: "
             "in a container use --shm-size=10g or --ipc=host"
         )
+
+
+def shared_memory_gib() -> float:
+    """Size of /dev/shm, 0 where there is none."""
+    try:
+        return shutil.disk_usage(SHARED_MEMORY).total / _GIB
+    except OSError:
+        return 0.0
 
 
 def host_memory(subject: Subject) -> Iterator[str]:
@@ -160,7 +169,7 @@ def disk(subject: Subject) -> Iterator[str]:
     plan = subject.plan
     if plan.checkpoint_gib is None or not plan.checkpoints_kept:
         return
-    folder = _existing(Path(str(subject.get("trainer.default_local_dir"))))
+    folder = existing_folder(Path(str(subject.get("trainer.default_local_dir"))))
     free_gib, needed_gib = shutil.disk_usage(folder).free / _GIB, plan.checkpoints_kept * plan.checkpoint_gib + 1
     if needed_gib > free_gib:
         yield (
@@ -178,7 +187,8 @@ def tmp_disk(subject: Subject) -> Iterator[str]:
         yield f"the disk of /tmp is {full:.0%} full, and Ray stops at {MAX_TMP_SHARE:.0%}: free some of it"
 
 
-def _existing(path: Path) -> Path:
+def existing_folder(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there: whose disk it would be on."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
@@ -200,12 +210,19 @@ def ports(subject: Subject) -> Iterator[str]:
     if prometheus.enable:
         fixed["actor_rollout_ref.rollout.prometheus.port"] = prometheus.port
     for key, port in fixed.items():
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("0.0.0.0", port))  # noqa: S104 - asks, and lets go at once
-            except (OSError, OverflowError) as error:
-                yield f"{key} is {port}, which cannot be had ({error}): choose another, or leave it to the run"
+        if error := port_error(port):
+            yield f"{key} is {port}, which cannot be had ({error}): choose another, or leave it to the run"
+
+
+def port_error(port: int) -> OSError | OverflowError | None:
+    """Why nobody could listen on the port here, None if one could."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - asks, and lets go at once
+        except (OSError, OverflowError) as error:
+            return error
+    return None
 
 
 def sandbox_server(subject: Subject) -> Iterator[str]:
