@@ -141,7 +141,7 @@ def compose_what_can_be(recipe: str, hardware: str, overrides: Sequence[str] = (
             _update(base, key, value)
         except ConfigurationError as error:
             problems.append(str(error))
-    unknown = _unknown(base)
+    unknown = unknown_keys(base)
     problems += [message for _, message in unknown]
     for key, _ in unknown:
         parent, _, name = key.rpartition(".")
@@ -157,16 +157,11 @@ def _update(config: DictConfig, key: str, value: Any) -> None:
         raise ConfigurationError(f"override {key}={value}: {first}; compare the key with verl's YAML") from error
 
 
-def unknown_keys(config: DictConfig) -> list[str]:
-    """Keys that no part of verl's configuration has, each with the nearest that it has.
+def unknown_keys(config: DictConfig) -> list[tuple[str, str]]:
+    """Keys that no part of verl's configuration has, the highest only, each with a message and the nearest known.
 
     Hydra refuses a typo on its command line but accepts it in a YAML file without a word.
     """
-    return [message for _, message in _unknown(config)]
-
-
-def _unknown(config: DictConfig) -> list[tuple[str, str]]:
-    """The highest unknown keys, each with a message about the first value below it."""
     known = known_keys()
     found: list[tuple[str, str]] = []
     for key, value in items(OmegaConf.to_container(config, resolve=False)):

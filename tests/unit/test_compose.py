@@ -201,7 +201,7 @@ def test_what_verl_has_is_known_and_what_it_has_not_is_not():
     keys = known_keys()
     assert {"actor_rollout_ref.rollout.n", "trainer", "verl_ext.run_id"} <= keys
     assert unknown_keys(OmegaConf.create({"trainer": {"nnodes": 1}})) == []
-    [told] = unknown_keys(OmegaConf.create({"a": {"b": {"c": 1}}}))
+    [(_, told)] = unknown_keys(OmegaConf.create({"a": {"b": {"c": 1}}}))
     assert told == "a.b.c: verl 0.6.1 has no key of this name or a similar one"
 
 
