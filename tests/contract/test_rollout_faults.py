@@ -329,12 +329,15 @@ async def test_places_that_come_back_late_are_waited_for(mode: str, byte_tokeniz
     late = ["--max-alive", "3", "--quota-release-s", "1.5", "--limit-as-400"]
     with start_server(late) as server:
         rollouts = Rollouts(server, byte_tokenizer, mode, tmp_path)
+        began_s = time.monotonic()
         result = await rollouts.batch("code-interpreter-v1", count=9)
+        elapsed_s = time.monotonic() - began_s
         result.check(9)
         assert result.lost == 0
         stats = server.stats()
         assert (stats["alive"], stats["created"]) == (0, stats["killed"])
-        assert stats["refused"] < 30, "one asks for all"
+        # One asks for all, every half cap (0.1 s) at most; six that each ask for themselves are refused 40 times a second.
+        assert stats["refused"] < 20 * elapsed_s, (stats["refused"], elapsed_s)
 
 
 @pytest.mark.parametrize("mode", ["sandbox", "context"])
