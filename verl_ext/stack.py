@@ -57,7 +57,9 @@ def ensure(stack: str) -> int:
     files = [str(LOCKS / f"{stack}.txt"), *(str(LOCKS / name) for name in BESIDE)]
     sys.stdout.write(f"installing the {stack} stack into {sys.prefix}: about 9 GB on disk\n")
     sys.stdout.flush()
-    command = [uv, "pip", "sync", "--python", sys.executable, "--require-hashes", *files]
+    # Compiled once, on all cores: else each of the run's processes compiles what it imports, most of it several times.
+    options = ["--require-hashes", "--compile-bytecode"]
+    command = [uv, "pip", "sync", "--python", sys.executable, *options, *files]
     status = subprocess.run(command, check=False).returncode
     if status:
         return _refuse("the installation failed; what uv says is above. It can be repeated: nothing is lost")
