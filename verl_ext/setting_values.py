@@ -92,7 +92,7 @@ def parse_domain(value: str) -> str:
         raise WrongValue("has a slash: give the domain alone")
     if value.startswith("api."):
         raise WrongValue("begins with api., which the SDK puts before it: leave that away")
-    if value.endswith("tencentags.com"):
+    if _is_ags(value):
         _check_region(value)
     if not re.fullmatch(r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+", value):
         raise WrongValue(f"is no domain: write it like {AGS_DOMAIN}")
@@ -113,14 +113,34 @@ def _check_region(domain: str) -> None:
 
 
 def key_of_another_service(key: Secret | None, domain: str) -> str | None:
-    """Why the key cannot belong to the domain, by the shapes that the two services give their keys."""
+    """Why the key cannot belong to the domain, by the shapes that the two services give their keys.
+
+    Source: E2B's keys are e2b_<hex> (e2b 2.25.0, connection_config.py); AGS's begin with ark_ (public user reports).
+    """
     text = key.reveal() if key else ""
-    at_e2b = domain.endswith(("e2b.app", "e2b.dev"))
-    if at_e2b and text.startswith("ark_"):
+    if _is_e2b(domain) and text.startswith("ark_"):
         return f"E2B_API_KEY has the shape of an AGS key, but E2B_DOMAIN is E2B's: write E2B_DOMAIN={AGS_DOMAIN}"
-    if domain.endswith("tencentags.com") and re.fullmatch(r"e2b_[0-9a-f]{40}", text):
+    if _is_ags(domain) and re.fullmatch(r"e2b_[0-9a-f]{40}", text):
         return "E2B_API_KEY has the shape of an E2B key, but E2B_DOMAIN is AGS's: write E2B_DOMAIN=e2b.app"
     return None
+
+
+def doubt_of_key(key: Secret | None, domain: str) -> str | None:
+    """What is unusual about the key's shape, without being surely wrong; sources as above."""
+    text = key.reveal() if key else ""
+    if _is_e2b(domain) and not re.fullmatch(r"e2b_[0-9a-f]+", text):
+        return "E2B_API_KEY is not e2b_ and hexadecimal digits, as E2B's keys are"
+    if _is_ags(domain) and not text.startswith("ark_"):
+        return "E2B_API_KEY does not begin with ark_, as AGS's are reported to"
+    return None
+
+
+def _is_e2b(domain: str) -> bool:
+    return domain.endswith(("e2b.app", "e2b.dev"))
+
+
+def _is_ags(domain: str) -> bool:
+    return domain.endswith("tencentags.com")
 
 
 def parse_url(value: str) -> str:

@@ -30,16 +30,13 @@ def settings(**environ: str) -> Settings:
     ("key", "domain", "status", "words"),
     [
         ("ark_0123", "ap-guangzhou.tencentags.com", OK, "ap-guangzhou"),
-        ("e2b_0123abcd", "ap-guangzhou.tencentags.com", FAILED, "begins with e2b_, which is E2B's"),
         ("other-0123", "ap-guangzhou.tencentags.com", WARNING, "does not begin with ark_"),
-        ("ark_0123", "guangzhou.tencentags.com", FAILED, "<region>.tencentags.com"),
-        ("ark_0123", "e2b.app", FAILED, "no key of E2B"),
         ("e2b_0123abcd", "e2b.app", OK, "e2b.app"),
+        ("e2b_no-digits", "e2b.app", WARNING, "not e2b_ and hexadecimal"),
         ("anything", "sandboxes.example.com", OK, "sandboxes.example.com"),
     ],
 )
-def test_key_and_domain_must_be_one_services_and_the_key_is_never_shown(key: str, domain: str, status: str, words: str):
-    # Put in by hand: `Settings.load` refuses some of these itself, in other words.
+def test_a_key_of_an_unusual_shape_is_doubted_and_never_shown(key: str, domain: str, status: str, words: str):
     found = account.check_forms(dataclasses.replace(settings(), e2b_api_key=Secret(key), e2b_domain=domain))
     assert (found.status, words in found.text) == (status, True), found
     assert key not in found.text
