@@ -14,6 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+PREPARED_KEY = b"verl_ags.prepared"
+"""The same value in all files that one `invoke prepare-data` wrote; a file of another tool's has none."""
+
 
 @dataclass(frozen=True)
 class Footer:
@@ -21,6 +24,7 @@ class Footer:
 
     rows: int
     columns: frozenset[str]
+    prepared: str | None = None
 
 
 def files(value: Any) -> list[Path]:
@@ -33,7 +37,9 @@ def footer(path: Path) -> Footer | None:
     """The footer, None if the file is not there or is no parquet."""
     try:
         with pq.ParquetFile(path) as parquet:
-            return Footer(parquet.metadata.num_rows, frozenset(parquet.schema_arrow.names))
+            prepared = (parquet.metadata.metadata or {}).get(PREPARED_KEY)
+            columns = frozenset(parquet.schema_arrow.names)
+            return Footer(parquet.metadata.num_rows, columns, prepared.decode() if prepared else None)
     except (OSError, pa.ArrowException):
         return None
 

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from recipe.retool.data_report import report_text
 from recipe.retool.deduplicate import Problem
 from recipe.retool.questions import build_prompt, language_of
 from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.parquet_files import PREPARED_KEY
 
 FORMAT = 2
 """Raised whenever the same input gives other rows."""
@@ -98,7 +100,7 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
     """Write `<split>.parquet` and the report so that a killed run leaves the old files whole.
 
     All files are complete on disk before the first takes its place; the report comes last, and
-    `load_report` refuses files that do not belong to it.
+    `load_report` refuses files that do not belong to it. So does the check before a run, by PREPARED_KEY.
 
     Raises:
         ConfigurationError: the folder cannot be written.
@@ -106,8 +108,10 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         with _staged(out_dir) as stage:
+            hashes = {split: report[split]["content_sha256"] for split in rows_by_split}
+            together = sha256(" ".join(hashes.values()).encode()).hexdigest()
             for split, rows in rows_by_split.items():
-                metadata = {HASH_KEY: report[split]["content_sha256"], b"verl_ags.format": str(FORMAT)}
+                metadata = {HASH_KEY: hashes[split], PREPARED_KEY: together, b"verl_ags.format": str(FORMAT)}
                 write_rows(rows, stage(f"{split}.parquet"), metadata)
             stage(TEXT_NAME).write_text(report_text(report), encoding="utf-8")
             if picture:

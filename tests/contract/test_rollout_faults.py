@@ -336,7 +336,7 @@ async def test_places_that_come_back_late_are_waited_for(mode: str, byte_tokeniz
         assert result.lost == 0
         stats = server.stats()
         assert (stats["alive"], stats["created"]) == (0, stats["killed"])
-        # One asks for all, every half cap (0.1 s) at most; six that each ask for themselves are refused 40 times a second.
+        # One asks for all, every half cap (0.1 s) at most; six that each ask for themselves are refused 40 times/s.
         assert stats["refused"] < 20 * elapsed_s, (stats["refused"], elapsed_s)
 
 

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext import cuda_compat, preflight
 from verl_ext.compose import CONFIG_DIR, HARDWARE_DIR, compose, hardware_names, resolve
 from verl_ext.errors import ConfigurationError
+from verl_ext.parquet_files import PREPARED_KEY
 from verl_ext.preflight import CHECKS, Subject, machine, subject
 from verl_ext.settings import Settings
 
@@ -243,6 +244,12 @@ def spoil(root: Path, what: str, make_data: Callable[..., Path]) -> None:
             import pyarrow.parquet as pq
 
             pq.write_table(pa.table({"Problem": ["?"] * 200, "Answer": [1] * 200}), train)
+        case "files of two runs":
+            import pyarrow.parquet as pq
+
+            for number, path in enumerate([train, train.with_name("val.parquet")]):
+                table = pq.read_table(path).replace_schema_metadata({PREPARED_KEY: str(number)})
+                pq.write_table(table, path)
         case "no validation rows":
             make_data(root / "data" / "retool" / "val.parquet", 0)
 
@@ -265,6 +272,7 @@ def spoil(root: Path, what: str, make_data: Callable[..., Path]) -> None:
         ("raw data", "data-columns", "no column data_source, prompt, reward_model, so it is not prepared"),
         ("empty parquet", "data-rows", "0 rows, fewer than one batch"),
         ("no validation rows", "data-rows", "data.val_files has no rows"),
+        ("files of two runs", "data-pair", "train.parquet and val.parquet are of two runs of `invoke prepare-data`"),
     ],
 )
 def test_a_wrong_input_is_named_with_its_cure(what: str, check: str, words: str, look, full_root: Path, make_data):

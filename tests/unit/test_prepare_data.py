@@ -18,6 +18,7 @@ from recipe.retool.questions import DAPO_PREFIX, DAPO_SUFFIX, INSTRUCTION, build
 from recipe.retool.selection import Limits
 from verl_ext.data_hash import content_hash
 from verl_ext.errors import ConfigurationError, DataError
+from verl_ext.parquet_files import footer
 
 SHARED_DATA = Path(__file__).parents[3] / "shared" / "data"
 DAPO_SAMPLE = SAMPLES / "dapo_sample.parquet"
@@ -429,3 +430,15 @@ def test_full_data_sets(tmp_path):
     contents = [entry["prompt"][0]["content"] for entry in rows_of(out)]
     assert not any("Answer:" in content or "\f" in content for content in contents)
     assert all(content == build_prompt(content.removesuffix(INSTRUCTION).rstrip()) for content in contents)
+
+
+def test_files_of_two_runs_can_be_told_by_their_footers(tmp_path, aime):
+    prepare(str(DAPO_SAMPLE), aime, tmp_path / "one")
+    prepare(str(DAPO_SAMPLE), aime, tmp_path / "two", limits=Limits(5))
+    marks = {
+        (out, split): footer(tmp_path / out / f"{split}.parquet").prepared
+        for out in ("one", "two")
+        for split in ("train", "val")
+    }
+    assert marks["one", "train"] == marks["one", "val"]
+    assert marks["two", "train"] == marks["two", "val"] != marks["one", "val"]

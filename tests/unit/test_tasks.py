@@ -174,7 +174,14 @@ def test_checks_and_tests_run_in_order(context: MockContext):
         "pyright",
         str(Path(sys.executable).with_name("lint-imports")),
     ]
-    assert commands(context)[-1] == ["pytest", "--durations=15", "tests/unit", "-k", "pool"]
+    assert commands(context)[-1] == ["pytest", "--durations=15", "--numprocesses=logical", "tests/unit", "-k", "pool"]
+
+
+def test_without_a_name_the_quick_tests_come_first_and_each_folder_on_its_own(context: MockContext):
+    tasks.test(context)
+    pytest_runs = [command for command in commands(context) if command[0] == "pytest"]
+    assert [command[-1] for command in pytest_runs] == ["tests/unit", "tests/contract", "tests/e2e"]
+    assert ["--numprocesses=logical" in command for command in pytest_runs] == [True, False, False]
 
 
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])

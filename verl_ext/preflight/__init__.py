@@ -64,6 +64,7 @@ CHECKS: tuple[Check, ...] = (
     Check("data-files", inputs.data_files),
     Check("data-columns", inputs.data_columns, ("data-files",)),
     Check("data-rows", inputs.data_rows, (*_SOUND, "data-files")),
+    Check("data-pair", inputs.data_pair, (*_SOUND, "data-files")),
     Check("tool-file", inputs.tool_file, ("value-type", "named-files", "tool-response")),
     Check("chat-template", inputs.chat_template, ("model", "tool-file", "value-type", "named-files")),
     Check("prompt-length", inputs.prompt_length, (*_SOUND, "model", "weights", "data-columns", "data-files",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from verl_ext.compose import hub_ids
 from verl_ext.data_root import hub_id_of, raw_data_folder
@@ -77,6 +78,19 @@ def data_rows(subject: Subject) -> Iterator[str]:
         )
     if not rows["val_files"]:
         yield "data.val_files has no rows: give at least one"
+
+
+def data_pair(subject: Subject) -> Iterator[str]:
+    """Files of one folder are of one `prepare-data`; one killed between two renames leaves a new and an old."""
+    prepared: dict[Path, dict[str, set[str]]] = {}
+    for name in DATA:
+        for path, found in subject.footers[name].items():
+            if found and found.prepared:
+                prepared.setdefault(path.parent, {}).setdefault(found.prepared, set()).add(path.name)
+    for folder, names in prepared.items():
+        if len(names) > 1:
+            one, other, *_ = (" and ".join(sorted(group)) for group in names.values())
+            yield f"{folder}: {one} and {other} are of two runs of `invoke prepare-data`: run it again"
 
 
 def tool_file(subject: Subject) -> Iterator[str]:
