@@ -5,6 +5,7 @@ runs/<run id>/
     manifest.json      versions, hashes of lock and data, git revision, the command
     phases.jsonl       when each phase of the start began
     metrics.jsonl      one line a step
+    alarms.jsonl       one line for each alarm that started or ended (verl_ext.alarms); not there without any
     rollouts/          one parquet file a step (verl_ext.trajectory)
     sandboxes/         ledgers: what was created and killed
     sandboxes.json     the last counts
@@ -28,6 +29,7 @@ CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
+ALARMS = "alarms.jsonl"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
 
