@@ -121,6 +121,8 @@ def grade(context, file, show=20, json=""):
         "data_root": "in place of VERL_EXT_DATA_ROOT",
         "env_file": "in place of ./.env",
         "sandbox": "auto, e2b or local",
+        "stop_on": "alarms that end the run: NAME,NAME (verl_ext/alarms/README.md)",
+        "json": "one JSON object a step on standard output",
         "dry_run": "show layers, plan, bare command and problems only",
         "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
@@ -128,14 +130,15 @@ def grade(context, file, show=20, json=""):
 )
 def train(
     context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
-    dry_run=False, set_=None,
+    stop_on="", json=False, dry_run=False, set_=None,
 ):  # fmt: skip
     """Train on this machine."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
-        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
+        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox, "--stop-on": stop_on,
     }  # fmt: skip
-    become("verl_ext.launch", *given(flags), "--dry-run" if dry_run else "", *(set_ or []), *behind_dashes())
+    switches = ["--json" if json else "", "--dry-run" if dry_run else ""]
+    become("verl_ext.launch", *given(flags), *switches, *(set_ or []), *behind_dashes())
 
 
 @task(

@@ -150,6 +150,15 @@ def parse_url(value: str) -> str:
     return value.rstrip("/")
 
 
+def parse_tracking_uri(value: str) -> str:
+    """An http(s) address, or a file of MLflow's on this machine; without a password, which would be logged."""
+    if re.fullmatch(r"(sqlite:///|file:/)[^\s@?#]+", value):
+        return value
+    if value.startswith(("sqlite:", "file:")):
+        raise WrongValue("is no file: write it like sqlite:////data/mlflow.db")
+    return parse_url(value)
+
+
 def parse_number(low: float, *, whole: bool) -> Callable[[str], float]:
     """A parser of numbers from `low` up."""
 

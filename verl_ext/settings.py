@@ -40,12 +40,16 @@ from verl_ext.setting_values import (
     parse_one_of,
     parse_secret,
     parse_text,
+    parse_tracking_uri,
     parse_url,
 )
 
 PREFIX = "VERL_EXT_"
 ISOLATION = ("auto", "required", "bubblewrap", "landlock", "rlimits", "none")
 _LEVELS = ("debug", "info", "warning", "error")
+# Source: wandb.Settings.mode; swanlab.init's mode.
+_WANDB_MODES = ("online", "offline", "disabled")
+_SWANLAB_MODES = ("cloud", "local", "offline", "disabled")
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,24 @@ VARIABLES: tuple[Variable, ...] = (
              parse=parse_flag),
     Variable("HF_ENDPOINT", "hub to download from, for example a mirror", unit="URL", parse=parse_url),
     Variable("HF_TOKEN", "token of the hub, for gated models", unit="token", secret=True, parse=parse_secret),
-    Variable("WANDB_API_KEY", "key of Weights & Biases, if its logger is on", unit="key", secret=True,
+    Variable("WANDB_API_KEY", "key of Weights & Biases, if trainer.logger names wandb", unit="key", secret=True,
+             parse=parse_secret),
+    Variable("WANDB_MODE", "offline: W&B's files stay in the run folder, and no key is needed",
+             unit="|".join(_WANDB_MODES), parse=parse_one_of(*_WANDB_MODES)),
+    Variable("SWANLAB_API_KEY", "key of SwanLab, if trainer.logger names swanlab", unit="key", secret=True,
+             parse=parse_secret),
+    Variable("SWANLAB_MODE", "local, offline: SwanLab's files stay in the run folder, and no key is needed",
+             unit="|".join(_SWANLAB_MODES), parse=parse_one_of(*_SWANLAB_MODES)),
+    Variable("MLFLOW_TRACKING_URI", "MLflow's server or sqlite:////FILE; unset: a file in the run folder", unit="URI",
+             parse=parse_tracking_uri),
+    Variable("MLFLOW_TRACKING_TOKEN", "token of MLflow's server, if it wants one", unit="token", secret=True,
              parse=parse_secret),
     Variable("CUDA_COMPAT", "CUDA compatibility libraries in the image; auto: on if the driver is older", "auto",
              unit="auto|on|off", parse=parse_one_of("auto", "on", "off")),
 )  # fmt: skip
 _NAMES = tuple(variable.name for variable in VARIABLES)
+# Read by other libraries themselves: the hub's and the trackers'.
+_FOREIGN = tuple(name for name in _NAMES if name.startswith(("HF_", "WANDB_", "SWANLAB_", "MLFLOW_")))
 
 
 @dataclass(frozen=True)
@@ -162,6 +178,11 @@ class Settings:
     hf_endpoint: str | None
     hf_token: Secret | None
     wandb_api_key: Secret | None
+    wandb_mode: str | None
+    swanlab_api_key: Secret | None
+    swanlab_mode: str | None
+    mlflow_tracking_uri: str | None
+    mlflow_tracking_token: Secret | None
     cuda_compat: str
 
     @classmethod
@@ -260,7 +281,7 @@ class Settings:
         quotes, which those libraries would take for part of the value.
         """
         put = []
-        for name in ("HF_ENDPOINT", "HF_TOKEN", "WANDB_API_KEY"):
+        for name in _FOREIGN:
             value = getattr(self, name.lower())
             text = value.reveal() if isinstance(value, Secret) else value
             if text is not None and os.environ.get(name) != text:

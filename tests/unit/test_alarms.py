@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from verl_ext.alarms import ENDED, STARTED, AlarmLog, Alarms, Event, read_events
+from verl_ext.alarms import ENDED, STARTED, AlarmLog, Alarms, Event, names_of, overview, read_events
 from verl_ext.alarms.gauges import SinceBest, ToNormal, of
 from verl_ext.alarms.rules import NAMES, RULES, Rule
 from verl_ext.errors import AlarmStopError
@@ -209,18 +209,47 @@ def test_an_alarm_that_is_named_ends_the_run_when_it_is_written(tmp_path: Path):
     log = AlarmLog(tmp_path, stop_on=["truncation"])
     lines = going_on(1, 3, WRONG["truncation"])
     for line in lines[:2]:
-        log.step(line["step"], line["data"])
+        log.heed(log.step(line["step"], line["data"]))
+    events = log.step(3, lines[2]["data"])
     with pytest.raises(AlarmStopError, match="truncation at step 3") as raised:
-        log.step(3, lines[2]["data"])
+        log.heed(events)
     assert "Cure" in str(raised.value)
     assert [event.alarm for event in read_events(tmp_path)] == ["truncation"]
 
 
 def test_one_that_is_not_named_does_not(tmp_path: Path):
     log = AlarmLog(tmp_path, stop_on=["grad-norm"])
-    for line in going_on(1, 5, WRONG["truncation"]):
-        log.step(line["step"], line["data"])
-    assert [event.alarm for event in read_events(tmp_path)] == ["truncation"]
+    for line in [*going_on(1, 5, WRONG["truncation"]), *going_on(6, 5)]:
+        log.heed(log.step(line["step"], line["data"]))
+    assert {event.alarm for event in read_events(tmp_path)} == {"truncation"}
+
+
+def test_the_end_of_one_that_is_named_ends_nothing(tmp_path: Path):
+    log = AlarmLog(tmp_path, stop_on=["truncation"], before=going_on(1, 4, WRONG["truncation"]))
+    for line in going_on(5, 4):
+        log.heed(log.step(line["step"], line["data"]))
+    assert [event.state for event in read_events(tmp_path)] == [ENDED]
+
+
+def test_names_are_given_as_a_list_or_with_commas():
+    assert names_of("truncation, grad-norm") == names_of(["truncation", "grad-norm"]) == ["truncation", "grad-norm"]
+    assert names_of([]) == names_of(None) == []
+    assert names_of("truncation,") == ["truncation", ""], "a name is missing: for preflight to say"
+
+
+def test_the_end_of_a_run_says_what_there_was():
+    assert overview([]) == "alarms: none"
+    given = {"value": 1.0, "threshold": 1.0, "cause": "c"}
+    events = [
+        Event(3, "truncation", STARTED, cure="a", **given), Event(4, "grad-norm", STARTED, cure="b", **given),
+        Event(6, "truncation", ENDED, cure="a", **given), Event(9, "truncation", STARTED, cure="a", **given),
+    ]  # fmt: skip
+    assert overview(events).splitlines() == [
+        "alarms: 3",
+        "  truncation, from step 3 to 6: a",
+        "  grad-norm, from step 4 on, not ended: b",
+        "  truncation, from step 9 on, not ended: a",
+    ]
 
 
 def test_a_run_that_goes_on_in_its_folder_says_nothing_twice(tmp_path: Path):

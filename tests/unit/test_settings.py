@@ -258,6 +258,18 @@ def test_export_foreign_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     assert "E2B_API_KEY" not in os.environ
 
 
+@pytest.mark.parametrize("uri", ["http://mlflow:5000", "sqlite:////data/mlflow.db", "file:/data/mlflow"])
+def test_mlflow_takes_a_server_or_a_file(uri: str):
+    assert Settings.load(environ={"MLFLOW_TRACKING_URI": uri}).mlflow_tracking_uri == uri
+
+
+@pytest.mark.parametrize("uri", ["http://me:word@mlflow:5000", "sqlite:mlflow.db", "mlflow.db", "file:"])
+def test_and_neither_a_password_nor_half_an_address(uri: str):
+    with pytest.raises(ConfigurationError, match="MLFLOW_TRACKING_URI") as raised:
+        Settings.load(environ={"MLFLOW_TRACKING_URI": uri})
+    assert "word" not in str(raised.value)
+
+
 def test_a_secret_in_a_text_is_told_by_name():
     settings = load(f"HF_TOKEN={CANARY}\n")
     assert settings.reveals(f"x={CANARY}!") == "HF_TOKEN"

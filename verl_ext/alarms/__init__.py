@@ -22,6 +22,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from verl_ext.alarms.gauges import Gauge, Step
 from verl_ext.alarms.rules import RULES, Rule
@@ -114,22 +115,44 @@ class AlarmLog:
         for line in before:
             self._alarms.step(line["step"], line["data"])
 
-    def step(self, step: int, metrics: Step) -> None:
-        """Take the metrics of a step.
+    def step(self, step: int, metrics: Step) -> list[Event]:
+        """Write what starts and what ends with the metrics of a step; the same is returned."""
+        events = self._alarms.step(step, metrics)
+        if events:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(event)) + "\n" for event in events)
+        return events
+
+    def heed(self, events: Iterable[Event]) -> None:
+        """End the run if one of these started and is to end it.
 
         Raises:
-            AlarmStopError: an alarm started that ends the run.
+            AlarmStopError: with the alarm.
         """
-        events = self._alarms.step(step, metrics)
-        if not events:
-            return
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(event)) + "\n" for event in events)
         stopping = [event for event in events if event.state == STARTED and event.alarm in self._stop_on]
         if stopping:
             raise AlarmStopError("\n".join(map(str, stopping)))
 
 
+def names_of(stop_on: Any) -> list[str]:
+    """The names in `verl_ext.stop_on`: a list of them, or text with commas between."""
+    return [name.strip() for name in (stop_on.split(",") if isinstance(stop_on, str) else stop_on or [])]
+
+
 def read_events(run_dir: Path) -> list[Event]:
     """The complete lines of a run's alarms.jsonl; empty if no alarm has started yet."""
     return [Event(**line) for line in read_jsonl(run_dir / ALARMS)]
+
+
+def overview(events: Sequence[Event]) -> str:
+    """What a run's alarms were, one line each, for its end."""
+    if not events:
+        return "alarms: none"
+    lines = []
+    for place, event in enumerate(events):
+        if event.state == STARTED:
+            later = events[place + 1 :]
+            ended = next((other.step for other in later if other.alarm == event.alarm), None)
+            until = f"to {ended}" if ended is not None else "on, not ended"
+            lines.append(f"  {event.alarm}, from step {event.step} {until}: {event.cure}")
+    return "\n".join([f"alarms: {len(lines)}", *lines])

@@ -245,8 +245,8 @@ RULES: tuple[Rule, ...] = (
         start=0.5,
         end=0.3,
         cause="fewer sandboxes are allowed than trajectories want at once",
-        cure="VERL_EXT_SANDBOX_MODE=context lets several trajectories share one; raise VERL_EXT_SANDBOX_MAX_ALIVE if the "
-        "account gives more; invoke check-sandbox measures it",
+        cure="VERL_EXT_SANDBOX_MODE=context lets several trajectories share one; raise VERL_EXT_SANDBOX_MAX_ALIVE if "
+        "the account gives more; invoke check-sandbox measures it",
         source="ours",
     ),
     Rule(
@@ -256,7 +256,7 @@ RULES: tuple[Rule, ...] = (
         start=0.5,
         end=0.7,
         below=True,
-        cause="something else takes the machine, the sandboxes have become slow, or a few trajectories hold up the step",
+        cause="something else takes the machine, the sandboxes have become slow, or a few trajectories hold up all",
         cure="compare timing_s/gen, timing_s/update_actor and sandbox/acquire_s/p95 with earlier steps: the one that "
         "grew says where; invoke doctor looks at the machine",
         source="ours; a healthy smoke run stays above 0.9",
