@@ -37,7 +37,7 @@ from verl_ext.parquet_files import files
 from verl_ext.request import RunRequest, configure
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
-from verl_ext.settings import LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
+from verl_ext.settings import FLAGS, LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -245,10 +245,7 @@ def child_environment(**values: str) -> dict[str, str]:
 def main(arguments: Sequence[str]) -> int:
     """Parse, run, and turn every expected failure into a message and an exit status."""
     options = _parser().parse_intermixed_args(arguments)
-    given = {
-        "VERL_EXT_SANDBOX_BACKEND": options.sandbox,
-        "VERL_EXT_DATA_ROOT": options.data_root,
-    }
+    given = {"--sandbox": options.sandbox, "--data-root": options.data_root}
     stop_on = [f"verl_ext.stop_on={json.dumps(alarms.names_of(options.stop_on))}"] if options.stop_on else []
     request = RunRequest(
         recipe=options.recipe,
@@ -258,9 +255,9 @@ def main(arguments: Sequence[str]) -> int:
         val=options.val,
         overrides=(*options.overrides, *stop_on),
         run_id=options.run_id,
-        environment={name: value for name, value in given.items() if value},
+        environment={FLAGS[flag]: value for flag, value in given.items() if value},
     )
-    settings, wrong = Settings.read(options.env_file or None, environ=child_environment(**request.environment))
+    settings, wrong = Settings.read(options.env_file or None, flags=given)
     if options.dry_run:
         from verl_ext.dry_run import dry_run
 

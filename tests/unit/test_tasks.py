@@ -186,6 +186,20 @@ def test_without_a_name_the_quick_tests_come_first_and_each_folder_on_its_own(co
     assert ["--numprocesses=logical" in command for command in pytest_runs] == [True, False, False]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "No idea what 'trian' is"), (["train", "--hardware"], "needed value"),
+        (["smoke", "--set", "", "--hardware=x"], "an override is empty"), (["train", "--", ""], "an override is empty"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_status_2(words: list[str], said: str):
+    done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])
 def test_a_commands_exit_status_is_invokes(status: int):
     context = MockContext(run=Result(exited=status), repeat=True)

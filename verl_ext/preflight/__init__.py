@@ -62,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
     Check("heads", parallel.heads, (*_SOUND, "model")),
     Check("model", inputs.model),
     Check("weights", inputs.weights, ("model",)),
+    Check("resume-path", inputs.resume_path, ("value-type",)),
     Check("data-files", inputs.data_files),
     Check("data-columns", inputs.data_columns, ("data-files",)),
     Check("data-rows", inputs.data_rows, (*_SOUND, "data-files")),
