@@ -151,7 +151,8 @@ def train(
     """Train on this machine."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
-        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox, "--stop-on": stop_on,
+        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
+        "--stop-on": stop_on,
     }  # fmt: skip
     switches = ["--json" if json else "", "--dry-run" if dry_run else ""]
     become("verl_ext.launch", *given(flags), *switches, *overrides(set_))

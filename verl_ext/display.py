@@ -59,7 +59,13 @@ def writer(stream: TextIO) -> Callable[[str], None]:
 @contextlib.contextmanager
 def on_terminal(console: Console) -> Iterator[Display]:
     """Lines above a bar, which is gone at the end."""
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"))
+    columns = (
+        TextColumn("training"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         steps = bar.add_task("", total=None, left="")
 

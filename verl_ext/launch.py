@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_ext import compose as composition
 from verl_ext import alarms, cuda_compat, resume, runs
+from verl_ext import compose as composition
 from verl_ext.check.account import admit
 from verl_ext.check.proof import prove
 from verl_ext.clean import clean
@@ -65,9 +65,7 @@ class RunResult:
     seconds: float
 
 
-def run(
-    request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str] = ()
-) -> RunResult:
+def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str] = ()) -> RunResult:
     """Train, and leave nothing behind but the run folder.
 
     Args:

@@ -9,7 +9,7 @@ runs/<run id>/
     rollouts/          one parquet file a step (verl_ext.trajectory)
     sandboxes/         ledgers: what was created and killed
     sandboxes.json     the last counts
-    logs/              what the processes said
+    logs/              what the processes said; logs/live/ while they say it
     checkpoints/       verl's
 """
 
@@ -32,6 +32,7 @@ METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+LIVE = "live"  # in logs: leads to Ray's own while the run goes on
 
 
 def new_run_id(name: str) -> str:

@@ -168,7 +168,6 @@ class AgsTrainer(RayPPOTrainer):
             numbers = self.async_rollout_manager.close_sandboxes()
             (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
-
     def _saved(self) -> str:
         """Where the checkpoint of the step that just ended is; it is written if verl has not."""
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"

@@ -121,7 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-prompt-tokens", type=_positive, metavar="N", help="leave out longer training prompts; needs --model"
     )
-    parser.add_argument("--data-root", metavar="DIR", default="", help="where hub ids are looked up; as set, if left out")
+    parser.add_argument(
+        "--data-root", metavar="DIR", default="", help="where hub ids are looked up; as set, if left out"
+    )
     return parser
 
 

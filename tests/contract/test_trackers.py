@@ -112,7 +112,9 @@ def test_wandb_and_swanlab_get_the_same_names(name: str, logged, monkeypatch: py
     assert (given["project"], given.get("name", given.get("experiment_name"))) == ("project", "run")
 
 
-def test_swanlab_is_given_its_key_and_a_place_in_the_run_folder(logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_swanlab_is_given_its_key_and_a_place_in_the_run_folder(
+    logged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     tracker = StandIn("swanlab", monkeypatch)
     logged("swanlab")
     assert [call for call, _ in tracker.calls][:2] == ["login", "init"]

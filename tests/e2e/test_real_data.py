@@ -67,8 +67,7 @@ def run(environment: dict[str, str], data_root: Path, smoke: Callable[..., objec
         ],
         cwd=ROOT,
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=1200,
     )

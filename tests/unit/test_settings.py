@@ -309,14 +309,14 @@ def test_a_flags_mistake_is_the_flags():
 
 @pytest.mark.parametrize("share", ["0", "1.5", "2", "-1"])
 def test_a_share_beyond_the_account_is_told_when_it_is_read(share: str):
-    with pytest.raises(ConfigurationError, match="VERL_EXT_SANDBOX_SHARE .* from 0.001 to 1"):
+    with pytest.raises(ConfigurationError, match=r"VERL_EXT_SANDBOX_SHARE .* from 0.001 to 1"):
         Settings.load(environ={"VERL_EXT_SANDBOX_SHARE": share})
 
 
 @pytest.mark.parametrize("below", ["", "/runs"])
 def test_a_data_root_that_is_a_file_is_told_when_it_is_read(below: str, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="VERL_EXT_DATA_ROOT .* is no folder: .*/file is a file"):
+    with pytest.raises(ConfigurationError, match=r"VERL_EXT_DATA_ROOT .* is no folder: .*/file is a file"):
         Settings.load(environ={"VERL_EXT_DATA_ROOT": f"{tmp_path}/file{below}"})
     assert Settings.load(environ={"VERL_EXT_DATA_ROOT": f"{tmp_path}/new{below}"}).data_root.name
 

@@ -26,7 +26,9 @@ _ANY_NUMBER = frozenset(
     }
 )
 # Text in verl's YAML, but a list is read too, or the other way round.
-_TEXT_OR_LIST = frozenset({"data.train_files", "data.val_files", "trainer.logger", "verl_ext.waive", "verl_ext.stop_on"})
+_TEXT_OR_LIST = frozenset(
+    {"data.train_files", "data.val_files", "trainer.logger", "verl_ext.waive", "verl_ext.stop_on"}
+)
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list"}
 
 
