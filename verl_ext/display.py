@@ -28,10 +28,12 @@ class Display(NamedTuple):
     Attributes:
         say: takes a line.
         tell: takes a step as an object.
+        begin: called when the training starts, with the number of steps if it is known.
     """
 
     say: Callable[[str], None]
-    tell: Callable[[dict[str, Any]], None]
+    tell: Callable[[dict[str, Any]], None] = lambda step: None
+    begin: Callable[[int | None], None] = lambda steps: None
 
 
 @contextlib.contextmanager
@@ -43,7 +45,7 @@ def display(*, as_json: bool = False) -> Iterator[Display]:
         with on_terminal(Console(highlight=False)) as shown:
             yield shown
     else:
-        yield Display(writer(sys.stdout), lambda step: None)
+        yield Display(writer(sys.stdout))
 
 
 def writer(stream: TextIO) -> Callable[[str], None]:
@@ -58,23 +60,36 @@ def writer(stream: TextIO) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def on_terminal(console: Console) -> Iterator[Display]:
-    """Lines above a bar, which is gone at the end."""
-    columns = (
-        TextColumn("training"),
+    """Lines, above a bar from the training's start on; at the end it is gone."""
+    left = TextColumn("{task.fields[left]}")
+    bar = Progress(
+        TextColumn("step"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
+        left,
+        console=console,
+        transient=True,
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        steps = bar.add_task("", total=None, left="")
 
-        def tell(step: dict[str, Any]) -> None:
-            left = f"{clock(step['left_s'])} left" if step["left_s"] else ""
-            bar.update(steps, completed=step["step"], total=step["total_steps"], left=left)
+    def begin(steps: int | None) -> None:
+        # Not before: what is said until then may come from other programs too, which know of no bar.
+        bar.add_task("", total=steps, left="")
+        bar.start()
 
-        # A line is a line: no markup, no wrapping where it is copied from.
-        yield Display(lambda line: console.print(Text(line, _style(line)), soft_wrap=True), tell)
+    def tell(step: dict[str, Any]) -> None:
+        words = f"{clock(step['left_s'])} left" if step["left_s"] else ""
+        for task in bar.task_ids:
+            bar.update(task, completed=step["step"], left=words)
+
+    def say(line: str) -> None:
+        # A line is a line: no markup, and no wrapping where somebody copies it from.
+        console.print(Text(line, _style(line)), soft_wrap=True)
+
+    try:
+        yield Display(say, tell, begin)
+    finally:
+        bar.stop()
 
 
 def _style(line: str) -> str:

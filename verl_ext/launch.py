@@ -146,6 +146,7 @@ def _train(
     from verl_ext.ray_run import local_ray, open_files_limit, train
 
     open_files_limit()
+    show.begin(steps)
     follower = Follower(run_dir, show.say, steps, show.tell)
     with local_ray(config, environment, run_dir, spare=server.pid if server else 0):
         runs.note_phase(run_dir, "Ray is up")
@@ -242,7 +243,10 @@ def child_environment(**values: str) -> dict[str, str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Parse, run, and turn every expected failure into a message and an exit status."""
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if options.json and options.dry_run:
+        parser.error("--json shows steps, and --dry-run makes none: leave one of them away")
     given = {"--sandbox": options.sandbox, "--data-root": options.data_root}
     stop_on = [f"verl_ext.stop_on={json.dumps(alarms.names_of(options.stop_on))}"] if options.stop_on else []
     request = RunRequest(

@@ -17,6 +17,7 @@ ALARM = "ALARM truncation at step 3: 0.5. Cause: [too short]"
 
 def test_a_file_has_every_line_and_nothing_else(capsys: pytest.CaptureFixture[str]):
     with display() as shown:
+        shown.begin(24)
         shown.say("step 1/2  reward [+0.5]")
         shown.tell(STEP)
     assert capsys.readouterr() == ("step 1/2  reward [+0.5]\n", "")
@@ -24,6 +25,7 @@ def test_a_file_has_every_line_and_nothing_else(capsys: pytest.CaptureFixture[st
 
 def test_a_program_has_one_object_a_step_on_standard_output_and_nothing_else(capsys: pytest.CaptureFixture[str]):
     with display(as_json=True) as shown:
+        shown.begin(24)
         shown.say("run x: /runs/x")
         shown.tell(STEP)
         shown.say(ALARM)
@@ -42,6 +44,9 @@ def test_a_terminal_has_the_lines_above_a_bar_that_is_gone_at_the_end():
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=80, color_system="standard", highlight=False)
     with on_terminal(console) as shown:
+        shown.say("before the start")
+        assert written.getvalue() == "before the start\n"
+        shown.begin(24)
         shown.say("step 3/24  " + "x" * 100)
         shown.tell(STEP)
         shown.say(ALARM)

@@ -37,6 +37,7 @@ TYPED = [
     ("train --hardware cpu --sandbox ags", "- --sandbox must be one of auto, e2b, local"),
     ("train --hardware cpu --sandbox e2b", "- --sandbox is e2b but E2B_API_KEY is not set"),
     ("train --hardware cpu --data-root .env", "- --data-root is no folder"),
+    ("train --hardware cpu --dry-run --json", "leave one of them away"),
     ("train --hardware cpu --stop-on entropy", "which is no alarm: did you mean entropy-collapse?"),
     ("train --hardware cpu --stop-on truncation,", "names '', which is no alarm"),
     ("train --hardware cpu trainer.resume_mode=resume_path", "give trainer.resume_from_path a folder"),
