@@ -37,6 +37,7 @@ from verl_ext.parquet_files import files
 from verl_ext.request import RunRequest, configure
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
+from verl_ext.setting_values import masked
 from verl_ext.settings import FLAGS, LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
 
 if TYPE_CHECKING:
@@ -301,15 +302,11 @@ def guarded(action: Callable[[], object]) -> int:
     except Interrupted as interrupted:
         sys.stderr.write(f"ended by {signal.Signals(interrupted.signum).name}\n")
         return 128 + interrupted.signum
-    except AlarmStopError as stop:
-        sys.stderr.write(f"{stop}\n")
-        return EXIT_ALARM
-    except (TrainingDiedError, SandboxError) as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_DIED
     except VerlAgsError as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_USER
+        sys.stderr.write(f"{masked(str(error))}\n")
+        if isinstance(error, AlarmStopError):
+            return EXIT_ALARM
+        return EXIT_DIED if isinstance(error, TrainingDiedError | SandboxError) else EXIT_USER
     return 0
 
 

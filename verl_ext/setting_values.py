@@ -25,10 +25,15 @@ TENCENT_REGIONS = (
 )  # fmt: skip
 
 
-# How services write their keys, so that one is known that no setting holds: Hugging Face's tokens, E2B's and AGS's
-# keys, those of OpenAI and others alike, SwanLab's and W&B's have no shape of their own, GitHub's tokens.
-# Source: the prefixes in each service's own documentation; lengths below the shortest that is given out.
-SECRET_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:(?:hf|e2b|ark|ghp)_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{20,})")
+# Keys that no setting holds are known by how they begin: Hugging Face's, E2B's, AGS's, GitHub's; OpenAI's and those
+# like them. W&B's and SwanLab's have no beginning of their own. Shorter than any that is given out.
+# Source: the services' own documentation of their keys; AGS's: public user reports.
+_SECRET_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:(?:hf|e2b|ark|ghp)_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{20,})")
+
+
+def masked(text: str) -> str:
+    """`text` with *** for everything in it that has the shape of a key."""
+    return _SECRET_SHAPE.sub("***", text)
 
 
 class Secret:

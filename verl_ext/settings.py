@@ -29,11 +29,11 @@ from verl_ext.env_file import read_env_file, without_quotes
 from verl_ext.errors import ConfigurationError
 from verl_ext.setting_values import (
     AGS_DOMAIN,
-    SECRET_SHAPE,
     Secret,
     WrongValue,
     clean_text,
     key_of_another_service,
+    masked,
     parse_domain,
     parse_flag,
     parse_folder,
@@ -309,7 +309,7 @@ class Settings:
             value = getattr(self, variable.field)
             if isinstance(value, Secret):
                 text = text.replace(value.reveal(), "***")
-        return SECRET_SHAPE.sub("***", text)
+        return masked(text)
 
     def reveals(self, text: str) -> str | None:
         """What secret is in `text`: a variable's name, or that something has the shape of one; None if none is."""
@@ -317,7 +317,7 @@ class Settings:
             value = getattr(self, variable.field)
             if isinstance(value, Secret) and value.reveal() in text:
                 return variable.name
-        return "what has the shape of a key" if SECRET_SHAPE.search(text) else None
+        return "what has the shape of a key" if masked(text) != text else None
 
 
 # Sandboxes of a local server: about 10 MiB each, so 64 fit anywhere; creates are bounded by its CPU alone.

@@ -178,6 +178,14 @@ def test_an_expected_failure_is_a_message_and_a_status(error: BaseException, sta
     assert words in capsys.readouterr().err
 
 
+def test_a_message_shows_nothing_in_the_shape_of_a_key(capsys):
+    def fail() -> None:
+        raise TrainingDiedError("401 for hf_0123456789abcdefghij: ask again")
+
+    assert guarded(fail) == 70
+    assert capsys.readouterr().err == "401 for ***: ask again\n"
+
+
 def test_a_fault_of_ours_is_not_hidden():
     with pytest.raises(ZeroDivisionError):
         guarded(lambda: 1 / 0)
