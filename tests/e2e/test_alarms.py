@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from verl_ext.runs import ALARMS, CHECKPOINTS, METRICS, read_jsonl
 
@@ -30,6 +31,13 @@ def test_the_alarm_is_in_the_run_folder_and_no_step_follows_it(run: Any):
     assert (event["alarm"], event["state"], event["threshold"]) == ("probability-difference", "started", 0.01)
     assert event["value"] > 0.01
     assert read_jsonl(run.run_dir / METRICS)[-1]["step"] == event["step"] < 8
+
+
+def test_the_trackers_have_that_step_too(run: Any):
+    events = EventAccumulator(str(run.run_dir / "tensorboard"))
+    events.Reload()
+    step = read_jsonl(run.run_dir / METRICS)[-1]["step"]
+    assert events.Scalars("training/rollout_probs_diff_mean")[-1].step == step
 
 
 def test_its_last_step_has_a_checkpoint_that_can_be_resumed(run: Any):
