@@ -73,7 +73,7 @@ class Rule:
     @property
     def way_back(self) -> str:
         """When it ends, for people."""
-        return f"{self.end:g} or {'more' if self.below else 'less'}"
+        return "0" if self.end == 0 else f"{self.end:g} or {'more' if self.below else 'less'}"
 
 
 def _advantages(step: Step) -> float | None:
