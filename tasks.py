@@ -7,12 +7,24 @@ from pathlib import Path
 
 from invoke.collection import Collection
 from invoke.context import Context
-from invoke.exceptions import Exit
+from invoke.exceptions import Exit, ParseError
+from invoke.program import Program
 from invoke.tasks import task
 
 ROOT = Path(__file__).resolve().parent
 # What every stack has and the bootstrap does not.
 NEEDED = ("dotenv", "rich")
+
+
+def parse_tasks(program: Program) -> None:
+    """invoke's own, but a wrong word on the command line gives status 2, as with every other command, and not 1."""
+    try:
+        _parse_tasks(program)
+    except ParseError as error:
+        raise Exit(str(error), code=2) from None
+
+
+_parse_tasks, Program.parse_tasks = Program.parse_tasks, parse_tasks
 
 
 def run(context: Context, *command: str) -> None:
@@ -44,10 +56,14 @@ def given(flags: dict[str, str]) -> list[str]:
     return [f"{flag}={value}" for flag, value in flags.items() if value]
 
 
-def behind_dashes() -> list[str]:
-    """What the user wrote behind `--`, word by word; invoke itself would join it."""
+def overrides(by_flag: list[str] | None) -> list[str]:
+    """What the user gave with `--set`, and behind `--`, word by word; invoke itself would join that."""
     words = sys.argv
-    return words[words.index("--") + 1 :] if "--" in words else []
+    behind = words[words.index("--") + 1 :] if "--" in words else []
+    given = [*(by_flag or []), *behind]
+    if not all(given):
+        raise Exit("an override is empty: write --set KEY=VALUE, for example --set trainer.save_freq=10", code=2)
+    return given
 
 
 @task(help={"stack": "cpu or gpu"})
@@ -69,7 +85,7 @@ def smoke(context, hardware="cpu", control="", set_=None):
     if (ROOT / "recipe" / "retool" / "config" / "hardware" / f"{hardware}.yaml").is_file():  # else it is told below
         setup(context, "cpu" if hardware == "cpu" else "gpu")
     flags = {"--hardware": hardware, "--control": control}
-    become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())
+    become("recipe.smoke.run", *given(flags), *overrides(set_))
 
 
 @task(
@@ -121,6 +137,8 @@ def grade(context, file, show=20, json=""):
         "data_root": "in place of VERL_EXT_DATA_ROOT",
         "env_file": "in place of ./.env",
         "sandbox": "auto, e2b or local",
+        "stop_on": "alarms that end the run: NAME,NAME (verl_ext/alarms/README.md)",
+        "json": "one JSON object a step on standard output",
         "dry_run": "show layers, plan, bare command and problems only",
         "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
@@ -128,14 +146,16 @@ def grade(context, file, show=20, json=""):
 )
 def train(
     context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
-    dry_run=False, set_=None,
+    stop_on="", json=False, dry_run=False, set_=None,
 ):  # fmt: skip
     """Train on this machine."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
         "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
+        "--stop-on": stop_on,
     }  # fmt: skip
-    become("verl_ext.launch", *given(flags), "--dry-run" if dry_run else "", *(set_ or []), *behind_dashes())
+    switches = ["--json" if json else "", "--dry-run" if dry_run else ""]
+    become("verl_ext.launch", *given(flags), *switches, *overrides(set_))
 
 
 @task(

@@ -6,6 +6,7 @@
     ├── DataError (ValueError)               a data set cannot be used as it is
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
+    ├── AlarmStopError (RuntimeError)        an alarm that the user named ended the run
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
         ├── SandboxAuthError                 key or domain refused; retrying cannot help
         ├── SandboxRequestError              request refused as wrong (template unknown, ...); no retry
@@ -51,6 +52,10 @@ class GraderError(VerlAgsError, RuntimeError):
 
 class TrainingDiedError(VerlAgsError, RuntimeError):
     """A process of the run died; the message holds which one and its last words."""
+
+
+class AlarmStopError(VerlAgsError, RuntimeError):
+    """An alarm that `verl_ext.stop_on` names ended the run; the message has the alarm and the checkpoint."""
 
 
 class SandboxError(VerlAgsError, RuntimeError):

@@ -18,11 +18,11 @@ from ray.exceptions import RayError
 
 from verl_ext.agent_loop import process as agent_loop_process
 from verl_ext.engine import process as engine_process
-from verl_ext.errors import TrainingDiedError
+from verl_ext.errors import AlarmStopError, TrainingDiedError
 from verl_ext.interrupts import deferred, rearm
 from verl_ext.process_tree import adopt_orphans, end_descendants
 from verl_ext.progress import Follower
-from verl_ext.runs import LOGS
+from verl_ext.runs import LIVE, LOGS
 
 # What verl's own run_ppo gives its workers (verl 0.6.1 trainer/constants_ppo.py). It is kept here because
 # importing it imports torch, 16 s in a process that only waits; a contract test holds the two equal.
@@ -71,6 +71,7 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
     try:
         with deferred():
             _start_ray(session, environment, options)
+        _show_logs(session, run_dir / LOGS)
         yield
     finally:
         pids = _worker_pids()
@@ -118,6 +119,7 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
 
     Raises:
         TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
+        AlarmStopError: an alarm ended it, as the user asked.
     """
     runner: Any = ray.remote(num_cpus=1)(RunnerProcess).remote()
     result = runner.run.remote(config, *_begin_early(config.actor_rollout_ref.rollout, config.trainer))
@@ -132,6 +134,8 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
                 ray.get(result)
                 return
             except RayError as error:
+                if isinstance(cause := getattr(error, "cause", None), AlarmStopError):
+                    raise AlarmStopError(str(cause)) from None  # no failure: the user asked for it
                 raise TrainingDiedError(_cause(error)) from error
         with deferred():
             death = death or _dead_actor()
@@ -175,9 +179,17 @@ def _cause(error: BaseException) -> str:
     return f"training failed: {type(cause).__name__}: {lines[-1] if lines else 'no message'}"
 
 
+def _show_logs(session: Path, logs: Path) -> None:
+    """Let the run folder lead to what the processes say, while they say it."""
+    logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # a file system without links: the run goes on without
+        (logs / LIVE).symlink_to(session / "session_latest" / "logs", target_is_directory=True)
+
+
 def _keep_logs(session: Path, logs: Path) -> None:
     """Move what the processes said to the run folder, empty files left out."""
     logs.mkdir(parents=True, exist_ok=True)
+    (logs / LIVE).unlink(missing_ok=True)
     for path in (session / "session_latest" / "logs").glob("*"):
         if path.is_file() and path.suffix in _LOG_SUFFIXES and path.stat().st_size:
             with contextlib.suppress(OSError):

@@ -85,8 +85,11 @@ def test_a_dead_process_ends_the_run_with_the_cause(
 ):
     with Live(environment, data_root, f"kill-{victim.__name__}") as run:
         run.wait_for("step 1/200")
+        assert list((run.run_dir / "logs" / "live").glob("worker-*.out"))
         run.child(victim).kill()
         assert run.end(STATED_S) == 70
+    assert not (run.run_dir / "logs" / "live").is_symlink()
+    assert list((run.run_dir / "logs").glob("worker-*.out"))
     last = run.said().strip().splitlines()[-1]
     assert any(word in last for word in ("died", "failed", "Died", "Dead")), run.said()
     assert leftovers() == []

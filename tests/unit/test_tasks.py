@@ -129,10 +129,12 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         (
             "train",
             {"hardware": "cpu", "model": "my m", "train": "t", "val": "v", "recipe": "smoke", "run_id": "r1",
-             "data_root": "d", "env_file": "e", "sandbox": "local", "dry_run": True,
+             "data_root": "d", "env_file": "e", "sandbox": "local", "dry_run": True, "json": True,
+             "stop_on": "truncation,grad-norm",
              "set_": ["trainer.logger=[console, file]", "x='$HOME;`ls`'"]},
             [["verl_ext.launch", "--recipe=smoke", "--hardware=cpu", "--model=my m", "--train=t", "--val=v",
-              "--run-id=r1", "--data-root=d", "--env-file=e", "--sandbox=local", "--dry-run",
+              "--run-id=r1", "--data-root=d", "--env-file=e", "--sandbox=local",
+              "--stop-on=truncation,grad-norm", "--json", "--dry-run",
               "trainer.logger=[console, file]", "x='$HOME;`ls`'"]],
         ),
         ("prepare_data", {}, [["recipe.retool.prepare_data"]]),
@@ -182,6 +184,20 @@ def test_without_a_name_the_quick_tests_come_first_and_each_folder_on_its_own(co
     pytest_runs = [command for command in commands(context) if command[0] == "pytest"]
     assert [command[-1] for command in pytest_runs] == ["tests/unit", "tests/contract", "tests/e2e"]
     assert ["--numprocesses=logical" in command for command in pytest_runs] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "No idea what 'trian' is"), (["train", "--hardware"], "needed value"),
+        (["smoke", "--set", "", "--hardware=x"], "an override is empty"), (["train", "--", ""], "an override is empty"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_status_2(words: list[str], said: str):
+    done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])
