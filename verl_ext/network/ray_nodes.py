@@ -1,0 +1,85 @@
+"""The nodes of a Ray cluster: an actor on each that holds the node's GPUs while the check runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from verl_ext.errors import ConfigurationError
+from verl_ext.network.node import NodeAgent
+from verl_ext.network.nodes import Silent
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+# Threads of an actor: the ranks' method blocks, and the echo of the others' connections goes on beside it.
+_CONCURRENCY = 4
+
+
+class RayNodes:
+    """See `nodes.Nodes`.
+
+    Args:
+        address: of the cluster, which `check_address` found in order.
+        on_gpus: whether ranks are to run on the nodes' GPUs; if not, one on each node's CPU.
+
+    Raises:
+        ConfigurationError: there is no cluster at the address.
+    """
+
+    def __init__(self, address: str, *, on_gpus: bool) -> None:
+        try:
+            # Our package goes along, so that a node needs nothing but the stack.
+            ray.init(address=address, log_to_driver=False, logging_level="error",
+                     runtime_env={"py_modules": [str(_PACKAGE)]})  # fmt: skip
+        except (ConnectionError, RayError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"no Ray cluster can be used at {address} ({str(error).splitlines()[0]}): run the command on a node of "
+                "the cluster, with RAY_ADDRESS or --address as `ray start` said it"
+            ) from error
+        found = ray.nodes()
+        alive = sorted((node for node in found if node["Alive"]), key=lambda node: not _is_head(node))
+        self.addresses: Sequence[str] = [node["NodeManagerAddress"] for node in alive]
+        self.gone: Mapping[str, str] = {
+            node["NodeManagerAddress"]: str(node.get("DeathReasonMessage") or "no reason given")
+            for node in found
+            if not node["Alive"] and node["NodeManagerAddress"] not in self.addresses
+        }
+        self._actors = {}
+        for node in alive:
+            address = node["NodeManagerAddress"]
+            gpus = int(node["Resources"].get("GPU", 0)) if on_gpus else 0
+            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            options = ray.remote(NodeAgent).options(
+                num_cpus=0, num_gpus=gpus, scheduling_strategy=place, max_concurrency=_CONCURRENCY
+            )
+            self._actors[address] = options.remote(address, gpus)
+
+    def ask(self, method: str, arguments: Mapping[str, Sequence[Any]], timeout_s: float) -> dict[str, Any]:
+        """As in Nodes."""
+        asked = {
+            getattr(self._actors[address], method).remote(*values): address for address, values in arguments.items()
+        }
+        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        answers: dict[str, Any] = {address: Silent(f"no answer within {timeout_s:.0f} s") for address in arguments}
+        for reference in done:
+            try:
+                answers[asked[reference]] = ray.get(reference, timeout=timeout_s)
+            except RayError as error:
+                answers[asked[reference]] = Silent(str(error).strip().splitlines()[-1].strip())
+        return answers
+
+    def close(self) -> None:
+        """As in Nodes."""
+        for actor in self._actors.values():
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+        ray.shutdown()
+
+
+def _is_head(node: dict[str, Any]) -> bool:
+    return "node:__internal_head__" in node["Resources"]
