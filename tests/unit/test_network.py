@@ -151,7 +151,7 @@ class Scripted:
 def test_nothing_is_started_where_it_would_only_hang():
     nodes = Scripted(
         {
-            "describe": {"10.0.0.1": node(1), "10.0.0.2": Silent("no answer within 30 s")},
+            "describe": {"10.0.0.1": node(1), "10.0.0.2": Silent("no answer within 45 s")},
         },
         gone={"10.0.0.3": "health check failed"},
     )

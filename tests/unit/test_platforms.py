@@ -27,7 +27,7 @@ from verl_ext.compose import hardware_names
 from verl_ext.errors import ConfigurationError
 from verl_ext.platforms.__main__ import main
 from verl_ext.platforms.builtin import missing_packages
-from verl_ext.platforms.facts import IN_IMAGE, USER_IN_IMAGE, Facts, gather
+from verl_ext.platforms.facts import IN_IMAGE, NODE_ENVIRONMENT, USER_IN_IMAGE, Facts, gather
 from verl_ext.platforms.render import PLATFORMS, render
 from verl_ext.settings import VARIABLES
 
@@ -102,6 +102,7 @@ def test_every_setting_comes_from_the_kubernetes_secret(platform: str):
     for _, pod in pods(document(platform, secret="mine")):
         variables = {entry["name"]: entry for entry in pod["containers"][0]["env"]}
         assert variables.pop("VERL_EXT_DATA_ROOT")["value"] == "/data"
+        assert {name: variables.pop(name)["value"] for name in NODE_ENVIRONMENT} == NODE_ENVIRONMENT
         assert set(variables) == {variable.name for variable in VARIABLES} - own
         for name, entry in variables.items():
             assert entry == {
@@ -204,28 +205,27 @@ def test_kuberay_takes_it(platform: str, hardware: str, kuberay: dict[str, jsons
 # ---- compose ----
 
 
-def compose_errors(text: str, path: Path) -> str:
-    path.write_text(text)
-    program = Path(sys.executable).with_name("check-jsonschema")
-    if not program.is_file():
-        pytest.skip("check-jsonschema is not installed here: invoke setup")
-    command = [program, "--builtin-schema", "vendor.compose-spec", path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def compose_spec() -> Any:
+    """A validator of compose files, by the schema of compose-spec.io that check-jsonschema brings."""
+    builtin = pytest.importorskip("check_jsonschema.builtin_schemas", reason="not installed here: invoke setup")
+    schema = builtin.get_builtin_schema("vendor.compose-spec")
+    assert schema["$schema"] == "https://json-schema.org/draft-07/schema"  # without its #, so not found by name
+    return jsonschema.Draft7Validator(schema)
 
 
 @pytest.mark.parametrize("hardware", ["h200x2", "cpu"])
-def test_compose_takes_it(hardware: str, tmp_path: Path):
-    """By the schema of compose-spec.io that check-jsonschema brings."""
-    [text] = files_of("compose", hardware=hardware).values()
-    assert compose_errors(text, tmp_path / "compose.yaml") == ""
-    wrong = text.replace("shm_size:", "shmsize:")
-    assert "shmsize" in compose_errors(wrong, tmp_path / "wrong.yaml")
+def test_compose_takes_it(hardware: str, compose_spec: Any):
+    found = document("compose", hardware=hardware)
+    assert [error.message for error in compose_spec.iter_errors(found)] == []
+    found["services"]["head"]["shmsize"] = "1gb"
+    [error] = compose_spec.iter_errors(found)
+    assert "'shmsize' does not match" in error.message
 
 
-def test_our_own_compose_file_is_valid_too(tmp_path: Path):
-    text = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
-    assert compose_errors(text, tmp_path / "compose.yaml") == ""
+def test_our_own_compose_file_is_valid_too(compose_spec: Any):
+    found = parsed((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    assert [error.message for error in compose_spec.iter_errors(found)] == []
 
 
 def test_nodes_of_compose_share_no_gpu_and_the_sandbox_is_the_one_that_reaches_nothing():
@@ -257,8 +257,7 @@ def test_the_built_in_image_gets_what_it_lacks_at_the_locks_versions():
     assert set(wanted["env_vars"]) == {"VERL_EXT_DATA_ROOT", "VERL_EXT_ENV_FILE"}
     last = files["start-command.sh"].splitlines()[-1]
     assert shlex.split(last) == [
-        "python", "-m", "invoke", "--search-root=.", "train", "--hardware=h200x8", "--nodes=2", "--",
-        "trainer.save_freq=10",
+        "python", "-m", "verl_ext.launch", "--hardware=h200x8", "--nodes=2", "trainer.save_freq=10",
     ]  # fmt: skip
     assert "LD_LIBRARY_PATH=" not in "".join(files.values())
 
@@ -317,7 +316,9 @@ def test_the_command_prints_or_writes(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["kuberay-job", "--image=registry.example/verl-ags:1", "--nodes=4", "trainer.save_freq=10"]) == 0
     found = parsed(capsys.readouterr().out)
     assert [pod["containers"][0]["image"] for _, pod in pods(found)] == ["registry.example/verl-ags:1"] * 2
-    assert found["spec"]["entrypoint"].endswith("train --hardware=h200x8 --nodes=4 -- trainer.save_freq=10")
+    assert found["spec"]["entrypoint"] == (
+        "env PYTHONPATH=/opt/verl-ags python -m verl_ext.launch --hardware=h200x8 --nodes=4 trainer.save_freq=10"
+    )
     assert main(["tione-image", f"--out={tmp_path}/new"]) == 0
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["runtime-env.json", "start-command.sh"]
     assert main(["slurm", "--out=/proc/none"]) == 2

@@ -9,8 +9,8 @@ from verl_ext.network import problems
 from verl_ext.network.node import CONNECT_TIMEOUT_S, NodeFacts, RankOutcome, RankPlan, split_ranks
 from verl_ext.network.nodes import Nodes, Silent
 
-# An actor's process imports Ray and our package first.
-ANSWER_TIMEOUT_S = 30.0
+# Ray starts a process on the node first, and brings our package there.
+ANSWER_TIMEOUT_S = 45.0
 # Beside the ranks' own deadline, for starting and ending their processes.
 _SPARE_S = 15.0
 
@@ -58,7 +58,7 @@ def check(nodes: Nodes, say: Callable[[str], None], timeout_s: float, *, backend
     if finding.nodes and not members:
         finding.problems.append("no node has a GPU that nvidia-smi shows, and nccl needs one: leave --backend out")
     finding.problems += problems.of_interfaces(members, finding.backend)
-    if len(finding.nodes) > 1:
+    if len(finding.nodes) > 1 and not silent:
         say("connections between all nodes")
         _connect(nodes, finding)
     if not finding.problems:

@@ -1,4 +1,4 @@
-"""The nodes of a Ray cluster: an actor on each that holds the node's GPUs while the check runs."""
+"""The nodes of a Ray cluster, asked by a task first and then by an actor, which hold the node's GPUs meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.network.node import NodeAgent
+from verl_ext.network.node import NodeAgent, NodeFacts
 from verl_ext.network.nodes import Silent
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -49,21 +49,17 @@ class RayNodes:
             for node in found
             if not node["Alive"] and node["NodeManagerAddress"] not in self.addresses
         }
-        self._actors = {}
-        for node in alive:
-            address = node["NodeManagerAddress"]
-            gpus = int(node["Resources"].get("GPU", 0)) if on_gpus else 0
-            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            options = ray.remote(NodeAgent).options(
-                num_cpus=0, num_gpus=gpus, scheduling_strategy=place, max_concurrency=_CONCURRENCY
-            )
-            self._actors[address] = options.remote(address, gpus)
+        self._gpus = {
+            node["NodeManagerAddress"]: int(node["Resources"].get("GPU", 0)) if on_gpus else 0 for node in alive
+        }
+        self._places = {
+            node["NodeManagerAddress"]: NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in alive
+        }
+        self._actors: dict[str, Any] = {}
 
     def ask(self, method: str, arguments: Mapping[str, Sequence[Any]], timeout_s: float) -> dict[str, Any]:
         """As in Nodes."""
-        asked = {
-            getattr(self._actors[address], method).remote(*values): address for address, values in arguments.items()
-        }
+        asked = {self._begin(address, method, values): address for address, values in arguments.items()}
         done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
         answers: dict[str, Any] = {address: Silent(f"no answer within {timeout_s:.0f} s") for address in arguments}
         for reference in done:
@@ -73,12 +69,28 @@ class RayNodes:
                 answers[asked[reference]] = Silent(str(error).strip().splitlines()[-1].strip())
         return answers
 
+    def _begin(self, address: str, method: str, values: Sequence[Any]) -> Any:
+        gpus = self._gpus[address]
+        where = {"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": self._places[address]}
+        if method == "describe":
+            # A task, which its node is asked for. An actor that takes nothing is asked for at a random node first (Ray,
+            # gcs_actor_scheduler.cc, SelectForwardingNode), so that one without a cable would hold up the others'.
+            return ray.remote(_describe).options(**where, max_retries=0).remote(address, gpus)
+        if address not in self._actors:
+            made = ray.remote(NodeAgent).options(**where, max_concurrency=_CONCURRENCY)
+            self._actors[address] = made.remote(address, gpus)
+        return getattr(self._actors[address], method).remote(*values)
+
     def close(self) -> None:
         """As in Nodes."""
         for actor in self._actors.values():
             with contextlib.suppress(RayError):
                 ray.kill(actor)
         ray.shutdown()
+
+
+def _describe(address: str, gpus: int) -> NodeFacts:
+    return NodeAgent(address, gpus).describe()
 
 
 def _is_head(node: dict[str, Any]) -> bool:

@@ -25,6 +25,16 @@ CPUS_PER_GPU, MEMORY_GIB_PER_GPU, SHM_GIB_PER_GPU = 12, 120, 8
 # Of a whole node that trains in small: the README's "needs".
 CPUS_WITHOUT_GPU, MEMORY_GIB_WITHOUT_GPU, SHM_GIB_WITHOUT_GPU = 2, 12, 2
 CPUS_OF_A_HEAD, MEMORY_GIB_OF_A_HEAD = 4, 16
+# What every process of a node inherits from the Ray that is started there.
+NODE_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's default of 15 would let any other process of the machine go first.
+    "RAY_worker_niceness": "0",
+    # vLLM's engine is a child of a Ray worker, and would live on when that is killed.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    # A run that is stopped ends its sandboxes itself if it is given the time; Ray's default is 3.
+    "RAY_JOB_STOP_WAIT_TIME_S": "60",
+}
 # Characters that no shell, YAML or Ray's own joining of words reads as anything else.
 _PLAIN = re.compile(r"[\w./:=,@%+\[\]{}-]+")
 
@@ -40,13 +50,14 @@ class Facts:
         gpus: of each, 0 where the hardware has none.
         lent: what Ray is told a node has where there are no GPUs: `num-cpus` and `num-gpus`.
         image: of the container.
-        project: the project's folder where the run is: in the image, on shared storage, or "." of what is sent.
+        project: the project's folder on the nodes: in the image or on shared storage.
         working_dir: the project's folder that RuntimeEnv sends to the nodes, where no image has it.
         data_root: on storage that all nodes share.
         env_file: with the secrets, on storage that all nodes share; "" where the platform brings them.
         secret: name of the Kubernetes secret.
         claim: name of the Kubernetes volume claim behind data_root.
         overrides: KEY=VALUE of the user.
+        python: the interpreter of the environment on shared storage, where no image brings one.
     """
 
     name: str = "verl-ags"
@@ -62,16 +73,12 @@ class Facts:
     secret: str = "verl-ags-env"  # noqa: S105 - its name
     claim: str = "verl-ags-data"
     overrides: tuple[str, ...] = ()
+    python: str = sys.executable
 
     @property
     def here(self) -> str:
         """The project's folder on this machine."""
         return str(ROOT)
-
-    @property
-    def python(self) -> str:
-        """The interpreter of the environment that this command runs in."""
-        return sys.executable
 
     @property
     def ray_version(self) -> str:
@@ -106,19 +113,21 @@ class Facts:
 
     @property
     def train(self) -> list[str]:
-        """The command of a job inside the cluster, from any folder; how many GPUs a node has, it asks the cluster."""
-        return ["invoke", f"--search-root={self.project}", "train", *self._flags]
+        """The command of a job inside the cluster, as `invoke launch` submits it too, from any folder."""
+        # Where the project is sent along, it is the job's own folder.
+        path = [] if self.working_dir else ["env", f"PYTHONPATH={self.project}"]
+        return [*path, "python", "-m", "verl_ext.launch", *self._flags, *self.overrides]
 
     @property
     def launch(self) -> list[str]:
         """The command outside the cluster, from the project's folder, with RAY_ADDRESS set."""
-        return ["invoke", "launch", *self._flags]
+        # invoke's own -- divides the task's flags from the words that go to verl.
+        return ["invoke", "launch", *self._flags, *(["--", *self.overrides] if self.overrides else [])]
 
     @property
     def _flags(self) -> list[str]:
-        # invoke's own -- divides the task's flags from the words that go to verl.
-        behind = ["--", *self.overrides] if self.overrides else []
-        return [f"--hardware={self.hardware}", f"--nodes={self.nodes}", *behind]
+        # GPUs of a node and the rest of the cluster's shape are asked of the cluster.
+        return [f"--hardware={self.hardware}", f"--nodes={self.nodes}"]
 
 
 def gather(*, hardware: str, nodes: int, overrides: Sequence[str] = (), **given: str) -> Facts:
@@ -150,8 +159,8 @@ def gather(*, hardware: str, nodes: int, overrides: Sequence[str] = (), **given:
     for name in ("name", "secret", "claim"):
         if name in values and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", values[name]):
             problems.append(f"--{name} {json.dumps(values[name])}: small letters, digits and dashes, at most 52")
-    for name in ("project", "working_dir", "data_root", "env_file"):
-        if values.get(name, ".") != "." and not (values[name].startswith("/") and _PLAIN.fullmatch(values[name])):
+    for name in ("project", "working_dir", "data_root", "env_file", "python"):
+        if name in values and not (values[name].startswith("/") and _PLAIN.fullmatch(values[name])):
             problems.append(
                 f"--{name.replace('_', '-')} {json.dumps(values[name])}: an absolute path on the nodes, without blanks"
             )

@@ -14,7 +14,9 @@ from verl_ext.platforms import facts as facts_module
 from verl_ext.platforms.facts import Facts
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-_CONSTANTS = ("CPUS_OF_A_HEAD", "DASHBOARD_PORT", "IN_IMAGE", "MEMORY_GIB_OF_A_HEAD", "RAY_PORT", "USER_IN_IMAGE")
+_CONSTANTS = (
+    "CPUS_OF_A_HEAD", "DASHBOARD_PORT", "MEMORY_GIB_OF_A_HEAD", "NODE_ENVIRONMENT", "RAY_PORT", "USER_IN_IMAGE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ PLATFORMS = {
     "tione-builtin": Platform(
         "TI-ONE, a Ray job in the platform's own image, with RuntimeEnv",
         {"runtime-env.json": "tione-builtin.json.jinja", "start-command.sh": "tione.sh.jinja"},
-        {**_TIONE, "working_dir": "/opt/ml/input/data/verl-ags", "project": "."},
+        {**_TIONE, "working_dir": "/opt/ml/input/data/verl-ags"},
     ),
     "slurm": Platform(
         "an sbatch script that starts Ray on its nodes",
