@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class RayNodes:
                 "the cluster, with RAY_ADDRESS or --address as `ray start` said it"
             ) from error
         found = ray.nodes()
-        alive = sorted((node for node in found if node["Alive"]), key=lambda node: not _is_head(node))
+        alive = sorted((node for node in found if node["Alive"]), key=_head_first)
         self.addresses: Sequence[str] = [node["NodeManagerAddress"] for node in alive]
         self.gone: Mapping[str, str] = {
             node["NodeManagerAddress"]: str(node.get("DeathReasonMessage") or "no reason given")
@@ -93,5 +94,6 @@ def _describe(address: str, gpus: int) -> NodeFacts:
     return NodeAgent(address, gpus).describe()
 
 
-def _is_head(node: dict[str, Any]) -> bool:
-    return "node:__internal_head__" in node["Resources"]
+def _head_first(node: dict[str, Any]) -> tuple[bool, bytes]:
+    """So that a rank is on the same node in each check."""
+    return "node:__internal_head__" not in node["Resources"], ip_address(node["NodeManagerAddress"]).packed
