@@ -1,8 +1,13 @@
-"""`python -m verl_ext.network`: exit status 1 if something is wrong with the network, 2 with the request."""
+"""`python -m verl_ext.network`: exit status 1 if something is wrong with the network, 2 with the request.
+
+130 and 143: ended by Ctrl-C and SIGTERM, with everything that it started.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +15,7 @@ from rich.console import Console
 
 from verl_ext.errors import VerlAgsError
 from verl_ext.gpus import visible_gpus
+from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.network import report
 from verl_ext.network.check import check
 from verl_ext.network.nodes import Nodes, ThisMachine, check_address
@@ -28,11 +34,16 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     say = Console(stderr=True).print
     try:
-        nodes = _nodes(options.address or foreign("RAY_ADDRESS") or "", on_gpus=options.backend != "gloo")
-        try:
+        with (
+            interruptible(),
+            contextlib.closing(
+                _nodes(options.address or foreign("RAY_ADDRESS") or "", on_gpus=options.backend != "gloo")
+            ) as nodes,
+        ):
             finding = check(nodes, say, options.timeout_s, backend=options.backend)
-        finally:
-            nodes.close()
+    except Interrupted as interrupted:
+        sys.stderr.write(f"ended by {signal.Signals(interrupted.signum).name}\n")
+        return 128 + interrupted.signum
     except VerlAgsError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from verl_ext.gpus import visible_gpus
@@ -104,6 +105,7 @@ class NodeAgent:
         self._address = address
         self._gpus = gpus
         self._listener: socket.socket | None = None
+        self._ranks: list[_Rank] = []
 
     def describe(self) -> NodeFacts:
         """What this node is."""
@@ -144,15 +146,17 @@ class NodeAgent:
     def run_ranks(self, plan: RankPlan) -> list[RankOutcome]:
         """Start this node's ranks, and end those that are not done in time."""
         deadline_s = time.monotonic() + plan.timeout_s
-        processes = [_Rank(plan, index) for index in range(plan.ranks)]
         try:
-            return [process.outcome(deadline_s) for process in processes]
+            for index in range(plan.ranks):
+                self._ranks.append(_Rank(plan, index))
+            return [rank.outcome(deadline_s) for rank in self._ranks]
         finally:
-            for process in processes:
-                process.kill()
+            self.close()
 
     def close(self) -> None:
-        """Listen no longer."""
+        """End the ranks, and listen no longer."""
+        for rank in self._ranks:
+            rank.kill()
         if self._listener:
             self._listener.close()
 
@@ -172,9 +176,8 @@ class _Rank:
             "pairs": plan.pairs,
             "timeout_s": plan.timeout_s,
         }
-        # The folder that holds verl_ext, wherever Ray unpacked it.
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH120, PTH100
-        import_path = os.pathsep.join(filter(None, [root, foreign("PYTHONPATH")]))
+        root = Path(__file__).resolve().parents[2]  # that holds verl_ext, wherever Ray unpacked it
+        import_path = os.pathsep.join(filter(None, [str(root), foreign("PYTHONPATH")]))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "verl_ext.network.probe", json.dumps(specification)],
             stdin=subprocess.PIPE,  # closes when this process dies, and the rank with it

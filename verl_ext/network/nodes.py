@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.interrupts import Interrupted
 from verl_ext.network.node import CONNECT_TIMEOUT_S, NodeAgent
 
 
@@ -61,7 +62,11 @@ class ThisMachine:
         with ThreadPoolExecutor(1) as beside:
             for address, values in arguments.items():
                 future = beside.submit(getattr(self._agent, method), *values)
-                wait([future], timeout_s)
+                try:
+                    wait([future], timeout_s)
+                except Interrupted:
+                    self._agent.close()  # or the thread would be waited for until the ranks' deadline
+                    raise
                 answers[address] = future.result() if future.done() else Silent(f"no answer within {timeout_s:.0f} s")
         return answers
 

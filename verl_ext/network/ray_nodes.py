@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -13,9 +14,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_ext.errors import ConfigurationError
+from verl_ext.interrupts import deferred, rearm
 from verl_ext.network.node import NodeAgent, NodeFacts
 from verl_ext.network.nodes import Silent
 
+_POLL_S = 1.0
 _PACKAGE = Path(__file__).resolve().parent.parent
 # Threads of an actor: the ranks' method blocks, and the echo of the others' connections goes on beside it.
 _CONCURRENCY = 4
@@ -34,9 +37,11 @@ class RayNodes:
 
     def __init__(self, address: str, *, on_gpus: bool) -> None:
         try:
-            # Our package goes along, so that a node needs nothing but the stack.
-            ray.init(address=address, log_to_driver=False, logging_level="error",
-                     runtime_env={"py_modules": [str(_PACKAGE)]})  # fmt: skip
+            with deferred():
+                # Our package goes along, so that a node needs nothing but the stack.
+                ray.init(address=address, log_to_driver=False, logging_level="error",
+                         runtime_env={"py_modules": [str(_PACKAGE)]})  # fmt: skip
+                rearm()
         except (ConnectionError, RayError, RuntimeError) as error:
             raise ConfigurationError(
                 f"no Ray cluster can be used at {address} ({str(error).splitlines()[0]}): run the command on a node of "
@@ -61,7 +66,12 @@ class RayNodes:
     def ask(self, method: str, arguments: Mapping[str, Sequence[Any]], timeout_s: float) -> dict[str, Any]:
         """As in Nodes."""
         asked = {self._begin(address, method, values): address for address, values in arguments.items()}
-        done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
+        done, waited_for = [], list(asked)
+        until_s = time.monotonic() + timeout_s
+        while waited_for and time.monotonic() < until_s:
+            with deferred():  # a signal is heard between two of Ray's calls
+                ready, waited_for = ray.wait(waited_for, num_returns=len(waited_for), timeout=_POLL_S)
+            done += ready
         answers: dict[str, Any] = {address: Silent(f"no answer within {timeout_s:.0f} s") for address in arguments}
         for reference in done:
             try:
