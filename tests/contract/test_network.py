@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,6 +32,28 @@ def check(network: NodeNetwork) -> tuple[dict, subprocess.CompletedProcess]:
     done = network.run(head, command, {"PYTHONPATH": str(ROOT)}, check=False, timeout_s=240)
     assert "{" in done.stdout, done.stdout
     return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])[0], done
+
+
+def alone(*flags: str) -> tuple[dict, int]:
+    command = [sys.executable, "-m", "verl_ext.network", "--backend", "gloo", "--json", *flags]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    return json.loads(done.stdout), done.returncode
+
+
+def test_one_machine_has_two_ranks():
+    found, status = alone()
+    assert (status, found["problems"]) == (0, [])
+    assert [(pair["sender"], pair["receiver"]) for pair in found["pairs"]] == [(0, 1), (1, 0)]
+    assert {pair["gbit_per_s"] > 0 for pair in found["pairs"]} == {True}
+    assert found["all_reduce"][-1]["size_bytes"] >= 2**20
+
+
+def test_ranks_that_are_not_done_in_time_are_ended_and_named():
+    found, status = alone("--timeout-s=0.1")
+    assert status == 1
+    assert len(found["problems"]) == 2
+    assert all("was not done after 0.1 s and was ended, before it had found" in text for text in found["problems"])
 
 
 def test_a_slow_link_shows_in_the_figures_of_its_node_alone(cluster: NodeNetwork):

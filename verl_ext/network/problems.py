@@ -83,7 +83,7 @@ def of_ranks(outcomes: Sequence[RankOutcome], homes: Mapping[int, str], timeout_
         elif outcome.ended is None:
             stage = "the others were found" if outcome.has("joined") else "it had found the others"
             when = "after" if outcome.has("joined") else "before"
-            found.append(f"{where} was not done after {timeout_s:.0f} s and was ended, {when} {stage}")
+            found.append(f"{where} was not done after {timeout_s:g} s and was ended, {when} {stage}")
         else:
             words = outcome.words.strip().splitlines()
             found.append(f"{where} ended with status {outcome.ended}: {words[-1] if words else 'it said nothing'}")
