@@ -213,6 +213,52 @@ def clean_sandboxes(context, run_, json=False):
     become("verl_ext.clean", "--run", run_, "--json" if json else "")
 
 
+@task(
+    help={
+        "address": "of a Ray cluster: HOST:PORT or auto; default: RAY_ADDRESS, else this machine alone",
+        "backend": "nccl or gloo; default: nccl if there are GPUs",
+        "timeout_s": "seconds after which the ranks are ended",
+        "json": "for programs",
+    }
+)
+def check_network(context, address="", backend="", timeout_s="", json=False):
+    """Time every pair of nodes, then an all-reduce."""
+    flags = {"--address": address, "--backend": backend, "--timeout-s": timeout_s}
+    become("verl_ext.network", *given(flags), "--json" if json else "")
+
+
+@task(
+    positional=["platform"],
+    help={
+        "platform": "kuberay-job, kuberay-cluster, tione-image, tione-builtin, slurm or compose",
+        "hardware": "a file of recipe/retool/config/hardware: the GPUs of a node",
+        "nodes": "with GPUs",
+        "name": "of the job",
+        "image": "with its registry",
+        "project": "the project's folder on the nodes",
+        "working_dir": "where TI-ONE's built-in image finds the project",
+        "data_root": "on storage that all nodes share",
+        "env_file": "the .env on the nodes",
+        "secret": "name of the Kubernetes secret made of .env",
+        "claim": "name of the Kubernetes volume claim",
+        "out": "folder to write to",
+        "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
+    },
+    iterable=["set_"],
+)
+def render(
+    context, platform, hardware="", nodes="", name="", image="", project="", working_dir="", data_root="", env_file="",
+    secret="", claim="", out="", set_=None,
+):  # fmt: skip
+    """Print what a platform wants of a run."""
+    flags = {
+        "--hardware": hardware, "--nodes": nodes, "--name": name, "--image": image, "--project": project,
+        "--working-dir": working_dir, "--data-root": data_root, "--env-file": env_file, "--secret": secret,
+        "--claim": claim, "--out": out,
+    }  # fmt: skip
+    become("verl_ext.platforms", platform, *given(flags), *(set_ or []), *behind_dashes())
+
+
 @task(help={"deep": "import torch, flash-attn, vllm and verl too", "json": "for programs"})
 def doctor(context, deep=False, json=False):
     """Say what a run would meet here, with cures."""
@@ -267,6 +313,8 @@ namespace = Collection(
     train,
     export,
     check_sandbox,
+    check_network,
+    render,
     clean_sandboxes,
     serve_sandbox,
     doctor,

@@ -158,6 +158,11 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         ("settings", {}, [["verl_ext.settings"]]),
         ("check_sandbox", {}, [["verl_ext.check"]]),
         ("check_sandbox", {"json": True, "max_probe": "20"}, [["verl_ext.check", "--json", "--max-probe", "20"]]),
+        ("render", {"platform": "slurm", "nodes": "4", "out": "o", "set_": ["a.b=1"]},
+         [["verl_ext.platforms", "slurm", "--nodes=4", "--out=o", "a.b=1"]]),
+        ("check_network", {}, [["verl_ext.network"]]),
+        ("check_network", {"address": "h:6379", "timeout_s": "9", "json": True},
+         [["verl_ext.network", "--address=h:6379", "--timeout-s=9", "--json"]]),
         ("clean_sandboxes", {"run_": "r"}, [["verl_ext.clean", "--run", "r"]]),
     ],
 )  # fmt: skip
