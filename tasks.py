@@ -256,7 +256,7 @@ def render(
         "--working-dir": working_dir, "--data-root": data_root, "--env-file": env_file, "--secret": secret,
         "--claim": claim, "--out": out,
     }  # fmt: skip
-    become("verl_ext.platforms", platform, *given(flags), *(set_ or []), *behind_dashes())
+    become("verl_ext.platforms", platform, *given(flags), *overrides(set_))
 
 
 @task(help={"deep": "import torch, flash-attn, vllm and verl too", "json": "for programs"})
