@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent
 NEEDED = ("dotenv", "rich")
 
 
-def parse_tasks(program: Program) -> None:
+def parse_tasks(self: Program) -> None:
     """invoke's own, but a wrong word on the command line gives status 2, as with every other command, and not 1."""
     try:
-        _parse_tasks(program)
+        _parse_tasks(self)
     except ParseError as error:
         raise Exit(str(error), code=2) from None
 
