@@ -6,6 +6,7 @@
     ├── DataError (ValueError)               a data set cannot be used as it is
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
+    ├── ClusterSilentError (RuntimeError)    a Ray cluster does not answer; what runs there may go on
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
         ├── SandboxAuthError                 key or domain refused; retrying cannot help
         ├── SandboxRequestError              request refused as wrong (template unknown, ...); no retry
@@ -51,6 +52,10 @@ class GraderError(VerlAgsError, RuntimeError):
 
 class TrainingDiedError(VerlAgsError, RuntimeError):
     """A process of the run died; the message holds which one and its last words."""
+
+
+class ClusterSilentError(VerlAgsError, RuntimeError):
+    """A Ray cluster's dashboard does not answer; what runs on the cluster may well go on."""
 
 
 class SandboxError(VerlAgsError, RuntimeError):
