@@ -220,6 +220,11 @@ class Settings:
         """
         return cls.load(env_file, environ={**os.environ, **given})
 
+    @classmethod
+    def read_with(cls, given: Mapping[str, str]) -> tuple[Settings, list[str]]:
+        """Like `read`, with what the user gave as flags over everything."""
+        return cls.read(environ={**os.environ, **given})
+
     @property
     def backend(self) -> str:
         """`e2b` or `local`: what `sandbox_backend` comes to."""
