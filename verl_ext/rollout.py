@@ -115,6 +115,10 @@ def _row(
         "group": group,
         "trajectory_id": record.trajectory_id,
         "ground_truth": str((_field(prompts, "reward_model", index, default={}) or {}).get("ground_truth", "")),
+        "prompt": [
+            {"role": str(message["role"]), "content": _storable(str(message["content"]))}
+            for message in _field(prompts, "raw_prompt", index, default=())
+        ],
         "prompt_ids": batch["prompts"][index][attention[:width]].tolist(),
         "response_ids": batch["responses"][index, :length].tolist(),
         "response_mask": batch["response_mask"][index, :length].tolist(),

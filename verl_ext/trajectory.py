@@ -99,6 +99,7 @@ _CALL = pa.struct(
 _TURN = pa.struct(
     [("text", pa.string()), ("tokens", pa.int32()), ("generate_s", pa.float64()), ("calls", pa.list_(_CALL))]
 )
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 SCHEMA = pa.schema(
     [
         ("run_id", pa.string()),
@@ -109,6 +110,7 @@ SCHEMA = pa.schema(
         ("group", pa.string()),  # trajectories of one prompt share it: verl's uid
         ("trajectory_id", pa.string()),
         ("ground_truth", pa.string()),
+        ("prompt", pa.list_(_MESSAGE)),  # as the data has it, before the chat template adds the tool's schema
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),
         ("response_mask", pa.list_(pa.int8())),  # 1 = sampled by the model and trained on

@@ -25,7 +25,8 @@ def record(words: list[str], generator: np.random.Generator) -> dict:
     turn = {"text": text, "tokens": TOKENS, "generate_s": 1.0, "calls": []}
     return {
         "run_id": "r", "problem_id": "p", "data_source": "math_dapo", "group": "g", "trajectory_id": "t",
-        "ground_truth": "1", "prompt_ids": ids[:PROMPT], "response_ids": ids[PROMPT:],
+        "ground_truth": "1", "prompt": [{"role": "user", "content": text[: int(PROMPT * CHARACTERS_A_TOKEN)]}],
+        "prompt_ids": ids[:PROMPT], "response_ids": ids[PROMPT:],
         "response_mask": [1] * TOKENS, "rollout_log_probs": (-generator.exponential(0.3, TOKENS)).tolist(),
         "turns": [turn], "final_text": text, "reward": 1.0, "accuracy": 1.0, "verdict": "right", "extracted": "1",
         "stop_reason": "answered", "infra_failed": False, "infra_error": "",
