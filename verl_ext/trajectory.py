@@ -126,6 +126,7 @@ SCHEMA = pa.schema(
         ("infra_error", pa.string()),
     ]
 )
+_SMALL_NUMBERS = ["prompt_ids.list.element", "response_ids.list.element", "response_mask.list.element"]
 
 
 def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dict[str, Any]]) -> Path:
@@ -142,7 +143,14 @@ def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dic
     path = folder / f"{'val' if validation else 'train'}-{step:06d}.parquet"
     table = pa.Table.from_pylist([{**row, "step": step, "validation": validation} for row in rows], schema=SCHEMA)
     scratch = path.with_suffix(".tmp")
-    pq.write_table(table, scratch, compression="zstd")
+    pq.write_table(
+        table,
+        scratch,
+        compression="zstd",
+        # A sixth smaller and a third faster than pyarrow's default, which tries a dictionary of every float.
+        use_dictionary=_SMALL_NUMBERS,  # pyright: ignore[reportArgumentType] - its stub knows a flag only
+        use_byte_stream_split=["rollout_log_probs.list.element"],  # pyright: ignore[reportArgumentType]
+    )
     scratch.replace(path)
     return path
 
