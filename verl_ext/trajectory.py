@@ -136,7 +136,8 @@ def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dic
         run_dir: the run's folder.
         step: of the training.
         validation: whether these are a validation's.
-        rows: one dict a trajectory, with the names of `SCHEMA`; `step` and `validation` are added.
+        rows: one dict a trajectory, with the names of `SCHEMA`; `step` and `validation` are added. Numbers of
+            tokens may be lists, or numpy arrays of the schema's types, which take half the time.
     """
     folder = run_dir / ROLLOUTS
     folder.mkdir(parents=True, exist_ok=True)

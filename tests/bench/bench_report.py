@@ -126,7 +126,7 @@ def main() -> None:
         if shutil.which("chromium"):
             for name, value in in_browser(run / "report.html").items():
                 table.add_row(name if "MB" in name else f"{name}, s", f"{value:.2f}")
-        Console().print(table)
+        Console(width=100).print(table)
 
 
 if __name__ == "__main__":
