@@ -150,12 +150,17 @@ def test_filters_narrow_the_list_and_reset_widens_it(opened: Opened):
 def test_the_search_in_texts_finds_what_no_column_holds(opened: Opened):
     words = opened.page.locator("#filters [name=words]")
     words.fill("zerodivisionERROR")
-    opened.until_shown("0 of 16")
+    opened.until_shown("0 of 16 by their columns")
     opened.page.locator("#search-texts").click()
     opened.until_shown("4 of 16 with these words")
+    kind = opened.page.locator("#filters [name=kind]")
+    kind.select_option("1")  # fewer than were searched: what was found stays known
+    opened.until_shown("1 of 16 with these words")
     words.fill("sum(range(10))  # a sum")
     words.press("Enter")
-    opened.until_shown("4 of 16 with these words")
+    opened.until_shown("1 of 16 with these words")
+    kind.select_option("")  # more than were searched
+    opened.until_shown("0 of 16 by their columns; Enter looks into the texts")
 
 
 def test_columns_sort_both_ways(opened: Opened):

@@ -24,7 +24,7 @@ class Viewer {
     this.records = records;
     this.shown = [];
     this.sort = { column: LIST[0], down: false };
-    this.inTexts = null; // what the search in texts found
+    this.inTexts = null; // what the search in texts found, and of which it was asked
     this.panes = []; // numbers of the opened trajectories, one or two
     this.searching = 0;
     this.form = document.getElementById("filters");
@@ -44,8 +44,13 @@ class Viewer {
       records.words[name].forEach((word, number) => form[name].append(new Option(word || "(none)", String(number))));
     }
     form.querySelector(".source").hidden = records.words.source.length < 2;
-    form.addEventListener("input", () => { this.inTexts = null; this.searching++; this.filter(); });
-    form.addEventListener("reset", () => setTimeout(() => { this.inTexts = null; this.searching++; this.filter(); }));
+    const changed = (words) => {
+      this.searching++; // ends a search that is on
+      if (words) this.inTexts = null;
+      this.filter();
+    };
+    form.addEventListener("input", (event) => changed(event.target === form.words));
+    form.addEventListener("reset", () => setTimeout(() => changed(true)));
     form.addEventListener("submit", (event) => { event.preventDefault(); this.searchInTexts(); });
   }
 
@@ -91,7 +96,6 @@ class Viewer {
   filter() {
     const { form, records } = this;
     const { columns } = records;
-    const words = this.inTexts ? "" : form.words.value.trim().toLowerCase();
     const number = (name, otherwise) => (form[name].value === "" ? otherwise : Number(form[name].value));
     const range = (name) => [number(`${name}_min`, -Infinity), number(`${name}_max`, Infinity)];
     const [steps, rewards, turns] = [range("step"), range("reward"), range("turns")];
@@ -106,14 +110,17 @@ class Viewer {
       if (fault && (fault === "0" ? columns.faults[at] !== 0 : !(columns.faults[at] & Number(fault)))) continue;
       if (stop && columns.stop[at] !== Number(stop)) continue;
       if (source && columns.source[at] !== Number(source)) continue;
-      if (this.inTexts && !this.inTexts.has(at)) continue;
-      if (words && !records.line(at).includes(words)) continue;
       found.push(at);
     }
-    this.shown = found;
+    this.candidates = found;
+    if (this.inTexts && found.some((at) => !this.inTexts.asked.has(at))) this.inTexts = null; // it knows too little now
+    const words = form.words.value.trim().toLowerCase();
+    if (this.inTexts) this.shown = found.filter((at) => this.inTexts.found.has(at));
+    else this.shown = words ? found.filter((at) => records.line(at).includes(words)) : [...found];
     this.order();
+    const where = this.inTexts ? " with these words" : words ? " by their columns; Enter looks into the texts" : "";
     const left = records.left_out ? `; the texts of ${records.left_out.toLocaleString()} are left out of this file` : "";
-    this.say(`${found.length.toLocaleString()} of ${records.count.toLocaleString()}${this.inTexts ? " with these words" : ""}${left}`);
+    this.say(`${this.shown.length.toLocaleString()} of ${records.count.toLocaleString()}${where}${left}`);
   }
 
   order() {
@@ -156,19 +163,14 @@ class Viewer {
 
   async searchInTexts() {
     const words = this.form.words.value.trim();
-    this.inTexts = null;
-    this.filter();
-    if (!words) return;
     const mine = ++this.searching;
-    this.form.words.value = ""; // the columns alone would hide what only the texts have
-    this.filter();
-    this.form.words.value = words;
-    const candidates = [...this.shown];
-    const found = await this.records.searchTexts(words, candidates,
+    const asked = new Set(this.candidates);
+    if (!words) return;
+    const found = await this.records.searchTexts(words, asked,
       (share) => { if (mine === this.searching) this.say(`searching, ${Math.round(share * 100)} %`); },
       () => mine !== this.searching);
     if (mine !== this.searching) return;
-    this.inTexts = found;
+    this.inTexts = { found, asked };
     this.filter();
   }
 
