@@ -17,7 +17,6 @@ from verl_ext import runs
 from verl_ext.errors import ConfigurationError
 from verl_ext.trajectory import ROLLOUTS
 
-ALARMS = "alarms.jsonl"
 EVALUATION_SUMMARY = "summary.json"
 COLUMNS = (
     "problem_id", "data_source", "group", "trajectory_id", "ground_truth", "prompt_ids", "response_mask", "turns",
@@ -153,7 +152,7 @@ def read_run(folder: Path) -> Run:
         manifest=_document(folder / runs.MANIFEST, notes) or {},
         data_report=_document(folder / runs.DATA_REPORT, []),
         phases=phases,
-        alarms=list(_lines(folder / ALARMS, notes, "step", "alarm")),
+        alarms=list(_lines(folder / runs.ALARMS, notes, "step", "alarm")),
         evaluations=_evaluations(folder),
         step_files=step_files,
         notes=notes,
