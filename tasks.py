@@ -66,6 +66,12 @@ def overrides(by_flag: list[str] | None) -> list[str]:
     return given
 
 
+def words_after(name: str) -> list[str]:
+    """What stands behind a task's name before its first flag: invoke takes a fixed number of them."""
+    words = sys.argv[sys.argv.index(name) + 1 :] if name in sys.argv else []
+    return words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))]
+
+
 @task(help={"stack": "cpu or gpu"})
 def setup(context, stack="cpu"):
     """Install a stack from its hash-pinned lock."""
@@ -265,6 +271,23 @@ def export(context, run_dir, out="", verify=False):
     become("verl_ext.export", run_dir, *(["--out", out] if out else []), "--verify" if verify else "")
 
 
+@task(
+    positional=["run_", "other"] if len(words_after("report")) > 1 else ["run_"],
+    help={
+        "run_": "the run's folder, or its name below the data root",
+        "other": "a second run: the two are compared",
+        "out": "the file; default: report.html in the run's folder",
+        "steps": "trajectories of these steps only: FIRST-LAST",
+        "max_mb": "of the trajectories' texts in the file",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+    },
+)
+def report(context, run_, other=None, out="", steps="", max_mb="", data_root=""):
+    """Write a run, or two compared, as one HTML file."""
+    flags = {"--out": out, "--steps": steps, "--max-mb": max_mb, "--data-root": data_root}
+    become("verl_ext.report", run_, other or "", *given(flags))
+
+
 @task(help={"host": "address", "port": "0 for any", "isolation": "auto, required, none or a tier's name"})
 def serve_sandbox(context, host="127.0.0.1", port=0, isolation="auto"):
     """Serve E2B-compatible sandboxes on this machine."""
@@ -396,6 +419,7 @@ namespace = Collection(
     cluster_status,
     cluster_stop,
     export,
+    report,
     check_sandbox,
     check_network,
     render,

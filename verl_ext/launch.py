@@ -35,7 +35,7 @@ from verl_ext.clean import clean
 from verl_ext.display import Display, display, writer
 from verl_ext.errors import AlarmStopError, ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
-from verl_ext.manifest import manifest
+from verl_ext.manifest import data_report, manifest
 from verl_ext.parquet_files import files
 from verl_ext.request import RunRequest, configure
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
@@ -104,6 +104,8 @@ def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: 
     data_files = [*files(config.data.train_files), *files(config.data.val_files)]
     facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    if report := data_report(train_data):
+        (run_dir / runs.DATA_REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     say(f"run {config.verl_ext.run_id}: {run_dir}")
     runs.note_phase(run_dir, "start")
     with _sandbox_service(request, settings, run_dir) as server:

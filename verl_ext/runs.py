@@ -3,6 +3,7 @@
 runs/<run id>/
     config.yaml        resolved configuration, as verl got it
     manifest.json      versions, hashes of lock and data, git revision, the command
+    data-report.json   what became of the raw rows, by prepare-data, if that made the data
     phases.jsonl       when each phase of the start began
     metrics.jsonl      one line a step
     alarms.jsonl       one line for each alarm that started or ended (verl_ext.alarms); not there without any
@@ -27,6 +28,7 @@ from verl_ext.errors import ConfigurationError
 
 CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
+DATA_REPORT = "data-report.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"

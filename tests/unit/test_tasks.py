@@ -160,6 +160,12 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
          [["verl_ext.download", "--model=org/name", "--source=modelscope"]]),
         ("export", {"run_dir": "runs/r"}, [["verl_ext.export", "runs/r"]]),
         ("export", {"run_dir": "r", "out": "o", "verify": True}, [["verl_ext.export", "r", "--out", "o", "--verify"]]),
+        ("report", {"run_": "r"}, [["verl_ext.report", "r"]]),
+        (
+            "report",
+            {"run_": "r", "other": "s", "out": "o", "steps": "1-9", "max_mb": "50"},
+            [["verl_ext.report", "r", "s", "--out=o", "--steps=1-9", "--max-mb=50"]],
+        ),
         (
             "serve_sandbox",
             {"port": 3000},
@@ -215,6 +221,13 @@ def test_a_wrong_command_line_is_status_2(words: list[str], said: str):
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("names", [["no-a"], ["no-a", "no-b"], ["no-a", "no-b", "--steps", "1"]])
+def test_a_report_takes_one_run_or_two(names: list[str]):
+    done = bare("report", *names)
+    assert done.returncode == 2
+    assert "no run 'no-a'" in done.stderr
 
 
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])
