@@ -65,8 +65,13 @@ class EngineServerProcess:
         await self._server.wait_for_requests_to_drain()
 
 
-def begin(gpus_per_server: int, count: int) -> dict[str, list[Any]]:
+def begin(gpus_per_server: int, count: int, *, own_gpus: bool = False) -> dict[str, list[Any]]:
     """Start `count` processes, on each node as many as its GPUs can feed; does not wait.
+
+    Args:
+        gpus_per_server: of one engine.
+        count: engines.
+        own_gpus: whether Ray gives them to the server; a trainer holds them otherwise.
 
     Returns:
         Handles by node id. Fewer than `count` where a server's GPUs lie on more than one node.
@@ -75,7 +80,8 @@ def begin(gpus_per_server: int, count: int) -> dict[str, list[Any]]:
     for node in ray.nodes():
         gpus = int(node["Resources"].get("GPU", 0)) if node["Alive"] else 0
         places += [node["NodeID"]] * (gpus // gpus_per_server)
-    handles = start_on_nodes(EngineServerProcess, places[:count], "engine_server", soft=False)
+    handles = start_on_nodes(EngineServerProcess, places[:count], "engine_server", soft=False,
+                             num_gpus=gpus_per_server if own_gpus else 0)  # fmt: skip
     by_node: dict[str, list[Any]] = {}
     for node_id, handle in zip(places, handles, strict=False):
         by_node.setdefault(node_id, []).append(handle)
