@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -29,11 +30,12 @@ class EngineServerProcess:
     def __init__(self) -> None:
         start_the_fork_server()
         self._module = import_unhurriedly(SERVER_MODULE)
-        fork_the_engine(importlib.import_module(ENGINE_STARTER))
         self._server: Any = None
 
     def begin(self, arguments: dict[str, Any]) -> None:
         """Build the server; `arguments` are those of verl's class."""
+        if not uses_cuda_itself(arguments["workers"]):
+            fork_the_engine(importlib.import_module(ENGINE_STARTER))
         self._server = self._module.vLLMHttpServerBase(**arguments)
 
     async def get_master_address(self) -> tuple[str, int]:
@@ -111,6 +113,17 @@ def fork_the_engine(module: Any) -> None:
     on the way to the first step.
     """
     module.get_mp_context = _EnvironmentForkServer
+
+
+def uses_cuda_itself(workers: Sequence[Any]) -> bool:
+    """Whether the engine's own process will hold the model on a GPU, so that it must not be forked.
+
+    A process cannot use CUDA if it was forked from one that has asked for GPUs, and verl asks when it is imported
+    (verl/utils/device.py@v0.6.1). With a trainer its workers hold the model; the engine's process only schedules.
+    """
+    import torch
+
+    return not workers and torch.cuda.is_available()
 
 
 def start_the_fork_server() -> None:

@@ -8,6 +8,7 @@ import ray
 from verl.workers.rollout.replica import RolloutMode, RolloutReplica
 
 from verl_ext.engine.process import EngineServerProcess
+from verl_ext.errors import ConfigurationError
 from verl_ext.start import start_on_nodes
 
 _waiting: dict[str, list[Any]] = {}
@@ -27,7 +28,13 @@ def _take(node_id: str, replica_rank: int) -> Any:
 
 
 def _take_any() -> Any:
-    return next(handles for handles in _waiting.values() if handles).pop()
+    for handles in _waiting.values():
+        if handles:
+            return handles.pop()
+    raise ConfigurationError(
+        "no node has the GPUs of one engine: make actor_rollout_ref.rollout.tensor_model_parallel_size times "
+        "pipeline_model_parallel_size at most trainer.n_gpus_per_node"
+    )
 
 
 class EarlyReplica(RolloutReplica):
