@@ -53,7 +53,7 @@ def check_run_id(run_id: str) -> str:
 
 
 def find_run(runs_folder: Path, text: str) -> Path:
-    """The folder of the run that a user means by a path or by its name; a path that exists wins.
+    """The folder of the run that a user means by a path or by its name; a path to a run wins.
 
     Args:
         runs_folder: where runs are, below the data root.
@@ -63,7 +63,7 @@ def find_run(runs_folder: Path, text: str) -> Path:
         ConfigurationError: there is no such run, or the folder is none.
     """
     folder = Path(text).expanduser()
-    if not folder.exists():
+    if not (folder / CONFIG).is_file() and (runs_folder / text / CONFIG).is_file():
         folder = runs_folder / text
     if not (folder / CONFIG).is_file():
         if folder.is_dir():

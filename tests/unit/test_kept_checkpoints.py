@@ -51,6 +51,8 @@ def test_a_step_that_is_not_kept_is_told_with_those_that_are(runs: Path):
 
 def test_a_run_is_found_by_name_and_a_slip_in_it_is_told(runs: Path):
     assert find_run(runs, "mine") == runs / "mine"
+    Path("mine").mkdir()  # in the user's own folder, and no run
+    assert find_run(runs, "mine") == runs / "mine"
     with pytest.raises(ConfigurationError, match=r"no run 'mime'.*did you mean mine\?"):
         find_run(runs, "mime")
     with pytest.raises(ConfigurationError, match=r"is no run folder: it has no config.yaml"):

@@ -15,7 +15,7 @@ runs/<evaluation id>/
 A *setting* is a model and whether it has tools: `no_tools` (the base model without any), `tools` (the base model
 with the recipe's) and `trained` (a checkpoint with them). Where one model alone is evaluated, it is the base.
 
-summary.json, all shares 0 to 1, all means over problems unless they say otherwise:
+summary.json; shares are 0 to 1; mean, pass_at_k and majority_at_k are over problems, the rest over samples that count:
 
     format           1; raised when a name below changes its meaning
     kind             "evaluation"

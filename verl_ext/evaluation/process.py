@@ -6,7 +6,10 @@ from typing import Any, ClassVar
 
 
 class EvaluationRunnerProcess:
-    """See `verl_ext.ray_run.RunnerProcess`. Heavy imports happen in it and not in the driver."""
+    """See `verl_ext.ray_run.RunnerProcess`. Heavy imports happen in it and not in the driver.
+
+    Its name ends like that one's, by which the driver tells a run's first process from its others.
+    """
 
     engine_has_own_gpus: ClassVar[bool] = True
 
