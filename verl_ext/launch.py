@@ -37,7 +37,7 @@ from verl_ext.errors import AlarmStopError, ConfigurationError, SandboxError, Tr
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import data_report, manifest
 from verl_ext.parquet_files import files
-from verl_ext.request import RunRequest, configure
+from verl_ext.request import Configured, RunRequest, configure
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.setting_values import masked
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl_ext.cluster.shape import Cluster
+    from verl_ext.ray_run import Runner
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_ALARM, EXIT_DIED = 2, 3, 70
@@ -86,16 +87,38 @@ def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: 
         TrainingDiedError: the run died; the cause is in the message, the logs are in the run folder.
         SandboxError: the local sandbox server did not start.
     """
+    configured = configure(request, settings, wrong_settings)
+    configured.refuse_problems()
+    return carry_out(configured, request, settings, show)
+
+
+def carry_out(
+    configured: Configured,
+    request: RunRequest,
+    settings: Settings,
+    show: Display,
+    runner_class: type[Runner] | None = None,
+) -> RunResult:
+    """Do what was configured: `run` without the looking.
+
+    Args:
+        configured: without problems.
+        request: what it was made of.
+        settings: from `Settings.read`.
+        show: takes lines and steps for the user.
+        runner_class: the process that does it; trains if None.
+
+    Raises:
+        As `run`.
+    """
     from omegaconf import OmegaConf
 
     started_s, say = time.monotonic(), show.say
-    configured = configure(request, settings, wrong_settings)
-    configured.refuse_problems()
     config, run_dir = configured.config, configured.run_dir
     train_data = resume.train_data(config)
     admit(settings, config.verl_ext.run_id, say)
     try:
-        run_dir.mkdir(parents=True)
+        run_dir.mkdir(parents=True, exist_ok=request.run_dir is not None)
     except OSError as error:
         raise ConfigurationError(
             f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
@@ -117,10 +140,11 @@ def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: 
             with ThreadPoolExecutor(1) as beside:
                 local_url = server.url if server else None
                 proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
-                steps = configured.subject.plan.steps
-                _train(config, environment, run_dir, server, proof, show, steps, request.cluster)
+                steps = configured.subject.plan.steps if runner_class is None else None
+                _train(config, environment, run_dir, server, proof, show, steps, request.cluster, runner_class)
         finally:
-            say(alarms.overview(alarms.read_events(run_dir)))
+            if runner_class is None:
+                say(alarms.overview(alarms.read_events(run_dir)))
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
     return RunResult(run_dir, *ended, time.monotonic() - started_s)
 
@@ -151,9 +175,10 @@ def _train(
     show: Display,
     steps: int | None,
     cluster: Cluster | None,
+    runner_class: type[Runner] | None,
 ) -> None:
     from verl_ext.progress import Follower
-    from verl_ext.ray_run import cluster_ray, local_ray, open_files_limit, train
+    from verl_ext.ray_run import RunnerProcess, cluster_ray, local_ray, open_files_limit, train
 
     open_files_limit()
     show.begin(steps)
@@ -166,7 +191,8 @@ def _train(
         runs.note_phase(run_dir, "Ray is up")
         _heed(proof)
         try:
-            train(config, follower, float(config.verl_ext.get("stall_timeout_s", 3600)))
+            stall_timeout_s = float(config.verl_ext.get("stall_timeout_s", 3600))
+            train(config, follower, stall_timeout_s, runner_class or RunnerProcess)
         finally:
             follower.poll()
 

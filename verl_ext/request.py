@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,6 +42,7 @@ class RunRequest:
         server_options: further options for the local sandbox server.
         environment: further variables of every process of the run; no secrets.
         cluster: that the run trains on; this machine alone if None.
+        run_dir: a folder that may be there already; made new from `run_id` if None.
     """
 
     recipe: str = "retool"
@@ -54,6 +55,7 @@ class RunRequest:
     server_options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
+    run_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,10 @@ class Configured:
     run_dir: Path
     problems: tuple[Problem, ...]
     subject: Subject
+
+    def without(self, checks: Collection[str]) -> Configured:
+        """The same without what these checks found."""
+        return replace(self, problems=tuple(problem for problem in self.problems if problem.check not in checks))
 
     def without_machine(self) -> Configured:
         """The same without what is wrong with this machine only."""
@@ -115,8 +121,8 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     except ConfigurationError as error:
         problems.append(Problem(str(error), "run-id"))
         run_id = runs.new_run_id(request.recipe)
-    run_dir = (settings.folder("runs") / run_id).absolute()
-    if run_dir.exists():
+    run_dir = request.run_dir or (settings.folder("runs") / run_id).absolute()
+    if run_dir.exists() and not request.run_dir:
         problems.append(Problem(f"{run_dir} is there already: choose another --run-id or delete the folder", "run-id"))
     from_flags = _from_flags(request, settings, run_id, run_dir)
     overrides = []

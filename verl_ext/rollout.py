@@ -34,10 +34,12 @@ class Taken:
     Attributes:
         numbers: by name, without a prefix.
         lost: for each row that is no padding, in order: whether our infrastructure lost it.
+        rows: the trajectories as they were written (verl_ext.trajectory.SCHEMA), in order.
     """
 
     numbers: dict[str, float]
     lost: list[bool]
+    rows: list[dict[str, Any]]
 
 
 def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id: str, copies: int) -> Taken:
@@ -61,9 +63,9 @@ def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id
         group = _field(prompts, "uid", index, default=index)
         seen[group] += 1
         if seen[group] <= copies:
-            rows.append((index, _row(prompts, output, index, record, run_id, str(group))))
-    write_records(run_dir, step, validation, [row for _, row in rows])
-    return Taken(summary([row for _, row in rows]), [row["infra_failed"] for _, row in rows])
+            rows.append(_row(prompts, output, index, record, run_id, str(group)))
+    write_records(run_dir, step, validation, rows)
+    return Taken(summary(rows), [row["infra_failed"] for row in rows], rows)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:

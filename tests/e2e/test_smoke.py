@@ -22,8 +22,8 @@ CONTROL_STEPS = "trainer.total_training_steps=8"
 
 
 @pytest.fixture(scope="module")
-def run(smoke: Callable[..., Any]) -> Any:
-    return smoke("smoke")
+def run(smoke_run: Any) -> Any:
+    return smoke_run
 
 
 def test_it_learned_by_its_own_rule(run: Any):
@@ -77,7 +77,9 @@ def test_a_report_of_it_has_every_trajectory(run: Any):
 
 def test_the_checkpoint_is_exported_with_the_trainers_logits(run: Any):
     assert run.report["export"]["ok"], run.report["export"]
-    assert (run.run_dir / "export" / "config.json").is_file()
+    folder = run.run_dir / "export" / "global_step_16"
+    assert (folder / "config.json").is_file()
+    assert "# smoke, step 16" in (folder / "README.md").read_text()
 
 
 def test_the_run_folder_says_what_ran(run: Any):
