@@ -166,8 +166,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
     parser.add_argument("--env-file", default="", help="in place of VERL_EXT_ENV_FILE")
     options = parser.parse_args(arguments)
-    given = {"VERL_EXT_DATA_ROOT": options.data_root, "VERL_EXT_ENV_FILE": options.env_file}
-    settings, wrong = Settings.read_with({name: value for name, value in given.items() if value})
+    settings, wrong = Settings.read(options.env_file or None, flags={"--data-root": options.data_root})
     told = facts(settings, [settings.redacted(text) for text in wrong], options.address, options.ray_gpus)
     sys.stdout.write(json.dumps(dataclasses.asdict(told)) + "\n")
     return 0
