@@ -7,6 +7,7 @@
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
     ├── AlarmStopError (RuntimeError)        an alarm that the user named ended the run
+    ├── ClusterSilentError (RuntimeError)    a Ray cluster does not answer; what runs there may go on
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
         ├── SandboxAuthError                 key or domain refused; retrying cannot help
         ├── SandboxRequestError              request refused as wrong (template unknown, ...); no retry
@@ -56,6 +57,10 @@ class TrainingDiedError(VerlAgsError, RuntimeError):
 
 class AlarmStopError(VerlAgsError, RuntimeError):
     """An alarm that `verl_ext.stop_on` names ended the run; the message has the alarm and the checkpoint."""
+
+
+class ClusterSilentError(VerlAgsError, RuntimeError):
+    """A Ray cluster's dashboard does not answer; what runs on the cluster may well go on."""
 
 
 class SandboxError(VerlAgsError, RuntimeError):
