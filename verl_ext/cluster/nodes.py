@@ -142,6 +142,8 @@ def on_each[T](
         arguments: for each node.
         timeout_s: for all of them together.
     """
+    if not nodes:
+        return []
     remote = ray.remote(num_cpus=0, max_retries=0)(function)
     asked = [
         remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(*arguments(node))
