@@ -148,7 +148,7 @@ def train(
     context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
     stop_on="", json=False, dry_run=False, set_=None,
 ):  # fmt: skip
-    """Train on this machine."""
+    """Train on this machine, or where RAY_ADDRESS is."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
         "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
@@ -174,23 +174,24 @@ def train(
         "model": "as for train, on the nodes; likewise all below",
         "train": "parquet", "val": "parquet", "recipe": "its name", "run_id": "name of the run, and of the job",
         "data_root": "folder that all nodes share", "env_file": "file that all nodes share; default: each node's own",
-        "sandbox": "auto, e2b or local", "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
+        "sandbox": "auto, e2b or local", "stop_on": "alarms that end the run: NAME,NAME",
+        "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
     iterable=["set_"],
 )  # fmt: skip
 def launch(
     context, hardware="", model="", train="", val="", recipe="", run_id="", resume="", data_root="", env_file="",
-    sandbox="", address="", nodes="", wait_s="", project="", upload=False, no_wait=False, status="", logs="", stop="",
-    set_=None,
+    sandbox="", stop_on="", address="", nodes="", wait_s="", project="", upload=False, no_wait=False, status="",
+    logs="", stop="", set_=None,
 ):  # fmt: skip
     """Train on a Ray cluster."""
     flags = {
         "--address": address, "--nodes": nodes, "--wait-s": wait_s, "--project": project, "--status": status,
         "--logs": logs, "--stop": stop, "--resume": resume, "--recipe": recipe, "--hardware": hardware,
         "--model": model, "--train": train, "--val": val, "--run-id": run_id, "--data-root": data_root,
-        "--env-file": env_file, "--sandbox": sandbox}  # fmt: skip
+        "--env-file": env_file, "--sandbox": sandbox, "--stop-on": stop_on}  # fmt: skip
     switches = ["--upload" if upload else "", "--no-wait" if no_wait else ""]
-    become("verl_ext.cluster.launch", *switches, *given(flags), *(set_ or []), *behind_dashes())
+    become("verl_ext.cluster.launch", *switches, *given(flags), *overrides(set_))
 
 
 _NODE = {

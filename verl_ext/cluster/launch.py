@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from verl_ext.cluster.jobs import Jobs
 
 ROOT = Path(__file__).resolve().parents[2]
-EXIT_USER, EXIT_DIED = 2, 70
+EXIT_USER, EXIT_ALARM, EXIT_DIED = 2, 3, 70
 DASHBOARD = "http://127.0.0.1:8265"
 # Statuses of a run that has said itself what became of its sandboxes (verl_ext.launch).
-_CLEANED_UP = (0, EXIT_USER, EXIT_DIED)
+_CLEANED_UP = (0, EXIT_USER, EXIT_ALARM, EXIT_DIED)
 
 
 class Launcher:
@@ -159,7 +159,7 @@ def launch(options: argparse.Namespace, launcher: Launcher) -> int:
     flags = {
         "--recipe": options.recipe, "--hardware": hardware, "--model": options.model, "--train": options.train,
         "--val": options.val, "--data-root": options.data_root, "--env-file": options.env_file,
-        "--sandbox": options.sandbox, "--nodes": options.nodes or str(found["nodes"]),
+        "--sandbox": options.sandbox, "--stop-on": options.stop_on, "--nodes": options.nodes or str(found["nodes"]),
         "--run-id": "" if options.resume else run, "--resume": options.resume,
     }  # fmt: skip
     words = [f"{flag}={value}" for flag, value in flags.items() if value]
@@ -298,7 +298,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop", default="", metavar="ID", help="stop a job and end what is left of its sandboxes")
     add("--resume", default="", metavar="RUN", help="go on with a run that died: its name")
     add("--recipe", default="retool", help="as for train")
-    for name in ("hardware", "model", "train", "val", "run-id", "data-root", "env-file", "sandbox"):
+    for name in ("hardware", "model", "train", "val", "run-id", "data-root", "env-file", "sandbox", "stop-on"):
         add(f"--{name}", default="", help="as for train; folders and files are those of the nodes")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="verl's own keys, last and strongest")
     return parser
