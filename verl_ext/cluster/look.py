@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         address = foreign("RAY_ADDRESS") or "auto"
         examined = look(address, options.nodes, options.wait_s, node_arguments, _say, options.shared_within_s)
-        Console(width=150).print(compare.table(examined))
+        Console(width=160).print(compare.table(examined))
         if wrong := compare.problems(examined):
             raise ConfigurationError.listing(f"{len(wrong)} problem(s) on {len(examined)} node(s)", wrong)
         each = gpus_per_node([one.node for one in examined])

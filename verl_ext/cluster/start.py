@@ -237,8 +237,9 @@ def stop(say: Callable[[str], None]) -> int:
     if note is None:
         say("no node that `invoke cluster-head` or `cluster-join` started runs here")
         return 0
-    ended = _end(_marked(note["mark"]))
-    if left := _marked(note["mark"]):
+    ours = _marked(note["mark"])
+    ended = _end(ours)
+    if left := [each for each in ours if _lives(each)]:
         raise ConfigurationError(
             f"processes {', '.join(str(each.pid) for each in left)} survive being killed: look at them with ps, they "
             "may wait for a device or a disk"
@@ -249,28 +250,39 @@ def stop(say: Callable[[str], None]) -> int:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """The processes that were started with a mark, which children inherit."""
-    found = []
+    """The processes that were started with a mark, and all that came from them.
+
+    Children inherit the mark, but Ray's workers write their title over it.
+    """
+    found: dict[psutil.Process, None] = {}
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            if process.environ().get(MARK) == mark:
+                found |= dict.fromkeys([process, *process.children(recursive=True)])
         except (psutil.Error, OSError):
             continue  # of another user, or gone
-    return found
+    return [process for process in found if _lives(process)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether it does; one that is dead and that nobody has waited for does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _end(processes: Sequence[psutil.Process]) -> int:
     """Ask them to end, kill those that have not; how many there were."""
-    for ask in (psutil.Process.terminate, psutil.Process.kill):
+    for ask, patience_s in ((psutil.Process.terminate, GRACE_S), (psutil.Process.kill, _SETTLED_S)):
         for process in processes:
             try:
                 ask(process)
             except psutil.NoSuchProcess:
                 continue
-        _, alive = psutil.wait_procs(processes, timeout=GRACE_S if ask is psutil.Process.terminate else _SETTLED_S)
-        if not alive:
-            break
+        until_s = time.monotonic() + patience_s
+        while any(map(_lives, processes)) and time.monotonic() < until_s:
+            time.sleep(0.1)
     return len(processes)
 
 
