@@ -118,6 +118,7 @@ def grade(context, file, show=20, json=""):
         "val": "parquet made by prepare-data; default: the data root's",
         "recipe": "a file of recipe/retool/config",
         "run_id": "name of the run",
+        "resume": "go on with a run that died: its name or folder; alone, the last one begun",
         "data_root": "in place of VERL_EXT_DATA_ROOT",
         "env_file": "in place of ./.env",
         "sandbox": "auto, e2b or local",
@@ -125,15 +126,17 @@ def grade(context, file, show=20, json=""):
         "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
     iterable=["set_"],
+    optional=["resume"],
 )
 def train(
-    context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
-    dry_run=False, set_=None,
+    context, hardware="", model="", train="", val="", recipe="retool", run_id="", resume="", data_root="", env_file="",
+    sandbox="", dry_run=False, set_=None,
 ):  # fmt: skip
     """Train on this machine."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
-        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
+        "--run-id": run_id, "--resume": "latest" if resume is True else resume, "--data-root": data_root,
+        "--env-file": env_file, "--sandbox": sandbox,
     }  # fmt: skip
     become("verl_ext.launch", *given(flags), "--dry-run" if dry_run else "", *(set_ or []), *behind_dashes())
 

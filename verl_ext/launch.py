@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from verl_ext import attempts, cuda_compat, resume, resumption, runs
 from verl_ext import compose as composition
-from verl_ext import cuda_compat, resume, runs
 from verl_ext.check.account import admit
 from verl_ext.check.proof import prove
 from verl_ext.clean import clean
@@ -33,7 +33,8 @@ from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError,
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
 from verl_ext.parquet_files import files
-from verl_ext.request import RunRequest, configure
+from verl_ext.request import Configured, RunRequest, configure
+from verl_ext.resumption import Resumption
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.settings import LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
@@ -65,7 +66,11 @@ class RunResult:
 
 
 def run(
-    request: RunRequest, settings: Settings, say: Callable[[str], None], wrong_settings: Sequence[str] = ()
+    request: RunRequest,
+    settings: Settings,
+    say: Callable[[str], None],
+    wrong_settings: Sequence[str] = (),
+    go_on_with: str = "",
 ) -> RunResult:
     """Train, and leave nothing behind but the run folder.
 
@@ -74,32 +79,74 @@ def run(
         settings: from `Settings.read`.
         say: called with each line for the user.
         wrong_settings: from `Settings.read`.
+        go_on_with: a run that died, see `resumption.find_run`; "" for a new one.
 
     Raises:
         ConfigurationError: before anything was started.
         TrainingDiedError: the run died; the cause is in the message, the logs are in the run folder.
         SandboxError: the local sandbox server did not start.
     """
-    from omegaconf import OmegaConf
+    if not go_on_with:
+        return _run(request, settings, say, wrong_settings, None)
+    run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
+    with attempts.held(run_dir):
+        back = resumption.find(request, run_dir, say)
+        return _run(back.request, settings, say, wrong_settings, back)
 
+
+def _run(
+    request: RunRequest,
+    settings: Settings,
+    say: Callable[[str], None],
+    wrong_settings: Sequence[str],
+    back: Resumption | None,
+) -> RunResult:
     started_s = time.monotonic()
     configured = configure(request, settings, wrong_settings)
     configured.refuse_problems()
     config, run_dir = configured.config, configured.run_dir
     train_data = resume.train_data(config)
     admit(settings, config.verl_ext.run_id, say)
+    with contextlib.ExitStack() as held:
+        if back:
+            resumption.refuse_finished(back, configured.subject.plan.steps)
+            attempts.leave_the_dead(back, config, settings, say)
+        else:
+            _make_folder(run_dir)
+            held.enter_context(attempts.held(run_dir))
+        _write_facts(configured, request, settings, train_data)
+        say(f"run {config.verl_ext.run_id}: {run_dir}")
+        runs.note_phase(run_dir, "start")
+        ended = _serve_and_train(configured, request, settings, say)
+    return RunResult(run_dir, *ended, time.monotonic() - started_s)
+
+
+def _make_folder(run_dir: Path) -> None:
     try:
         run_dir.mkdir(parents=True)
     except OSError as error:
         raise ConfigurationError(
             f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
         ) from error
+
+
+def _write_facts(
+    configured: Configured, request: RunRequest, settings: Settings, train_data: list[dict[str, str]]
+) -> None:
+    from omegaconf import OmegaConf
+
+    config, run_dir = configured.config, configured.run_dir
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
     data_files = [*files(config.data.train_files), *files(config.data.val_files)]
     facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
     (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    say(f"run {config.verl_ext.run_id}: {run_dir}")
-    runs.note_phase(run_dir, "start")
+    resumption.write_request(run_dir, request, configured.resolved)
+
+
+def _serve_and_train(
+    configured: Configured, request: RunRequest, settings: Settings, say: Callable[[str], None]
+) -> tuple[dict[str, float], int, int]:
+    config, run_dir = configured.config, configured.run_dir
     with _sandbox_service(request, settings, run_dir) as server:
         try:
             if server:
@@ -112,7 +159,7 @@ def run(
                 _train(config, environment, run_dir, server, proof, say)
         finally:
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
-    return RunResult(run_dir, *ended, time.monotonic() - started_s)
+    return ended
 
 
 def _put_away(
@@ -253,10 +300,17 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings, wrong = Settings.read(options.env_file or None, environ=child_environment(**request.environment))
     if options.dry_run:
-        from verl_ext.dry_run import dry_run
+        return guarded(lambda: _dry_run(request, settings, wrong, options.resume))
+    return guarded(lambda: run(request, settings, say_line, wrong, options.resume))
 
-        return guarded(lambda: dry_run(request, settings, wrong, say_line))
-    return guarded(lambda: run(request, settings, say_line, wrong))
+
+def _dry_run(request: RunRequest, settings: Settings, wrong: Sequence[str], go_on_with: str) -> None:
+    from verl_ext.dry_run import dry_run
+
+    if go_on_with:
+        run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
+        request = resumption.find(request, run_dir, say_line).request
+    dry_run(request, settings, wrong, say_line)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -270,6 +324,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train", default="", help="parquet made by prepare-data; the data root's if left out")
     parser.add_argument("--val", default="", help="parquet made by prepare-data; the data root's if left out")
     parser.add_argument("--run-id", default="", help="name of the run; made from recipe and time if left out")
+    parser.add_argument("--resume", default="", metavar="RUN", help="go on with a run that died; latest: the last one")
     parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
     parser.add_argument("--env-file", default="", help="in place of ./.env")
     parser.add_argument("--sandbox", default="", help="auto, e2b or local, in place of VERL_EXT_SANDBOX_BACKEND")

@@ -40,6 +40,8 @@ class RunRequest:
         run_id: made from the recipe's name and the time if "".
         server_options: further options for the local sandbox server.
         environment: further variables of every process of the run; no secrets.
+        run_dir: the folder of a run that goes on; made new from `run_id` if None.
+        resume_from: its checkpoint, every byte of which was verified; from the beginning if None.
     """
 
     recipe: str = "retool"
@@ -51,6 +53,8 @@ class RunRequest:
     run_id: str = ""
     server_options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    run_dir: Path | None = None
+    resume_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,13 @@ class Configured:
     run_dir: Path
     problems: tuple[Problem, ...]
     subject: Subject
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        """What hardware, model and data came to, to be asked for again from anywhere."""
+        flags = dict(flag.split("=", 1) for flag in self.from_flags)
+        keys = {"model": "actor_rollout_ref.model.path", "train": "data.train_files", "val": "data.val_files"}
+        return {"hardware": self.hardware, **{name: json.loads(flags[key]) for name, key in keys.items()}}
 
     def without_machine(self) -> Configured:
         """The same without what is wrong with this machine only."""
@@ -112,8 +123,8 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     except ConfigurationError as error:
         problems.append(Problem(str(error), "run-id"))
         run_id = runs.new_run_id(request.recipe)
-    run_dir = (settings.folder("runs") / run_id).absolute()
-    if run_dir.exists():
+    run_dir = request.run_dir or (settings.folder("runs") / run_id).absolute()
+    if run_dir.exists() and not request.run_dir:
         problems.append(Problem(f"{run_dir} is there already: choose another --run-id or delete the folder", "run-id"))
     from_flags = _from_flags(request, settings, run_id, run_dir)
     overrides = []
@@ -126,7 +137,9 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
             problems.append(Problem(f"{key} follows from the flags: {OURS_ALONE[key]}", "override"))
         else:
             overrides.append(override)
-    composed, wrong = composition.compose_what_can_be(request.recipe, hardware, [*from_flags, *overrides])
+    composed, wrong = composition.compose_what_can_be(
+        request.recipe, hardware, [*from_flags, *overrides, *_checkpoint(request)]
+    )
     resolved, missing = composition.resolve_what_can_be(composed)
     problems += [Problem(text, "keys") for text in (*wrong, *missing)]
     subject = Subject(resolved, settings)
@@ -134,7 +147,7 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     problems += [problem for problem in preflight.look(subject) if problem.text.partition(" ")[0] not in told]
     if not problems:  # it reads the whole of the data
         try:
-            resume.check(resolved)
+            resume.check(resolved, verified=request.resume_from)
         except ConfigurationError as error:
             problems.append(Problem(str(error), "resume"))
     shown = tuple(replace(problem, text=settings.redacted(problem.text)) for problem in problems)
@@ -153,7 +166,16 @@ def _from_flags(request: RunRequest, settings: Settings, run_id: str, run_dir: P
         "data.val_files": Path(request.val or val).expanduser().absolute(),
     }
     # Quoted as JSON, so that a path may hold any character.
-    return tuple(f"{key}={json.dumps(str(value))}" for key, value in values.items())
+    flags = tuple(f"{key}={json.dumps(str(value))}" for key, value in values.items())
+    # verl validates a step before it saves it.
+    return (*flags, "trainer.val_before_train=false") if request.resume_from else flags
+
+
+def _checkpoint(request: RunRequest) -> tuple[str, ...]:
+    """Where a run goes on, said last: what an earlier attempt was given must not win."""
+    if request.resume_from is None:
+        return ()
+    return "trainer.resume_mode=resume_path", f"trainer.resume_from_path={json.dumps(str(request.resume_from))}"
 
 
 def fitting_hardware(gpus: Sequence[Gpu]) -> str:

@@ -2,6 +2,7 @@
 
 runs/<run id>/
     config.yaml        resolved configuration, as verl got it
+    request.json       what was asked for; `invoke train --resume` asks for it again
     manifest.json      versions, hashes of lock and data, git revision, the command
     phases.jsonl       when each phase of the start began
     metrics.jsonl      one line a step
@@ -9,7 +10,9 @@ runs/<run id>/
     sandboxes/         ledgers: what was created and killed
     sandboxes.json     the last counts
     logs/              what the processes said
-    checkpoints/       verl's
+    checkpoints/       verl's, each whole or not there (verl_ext.checkpoint)
+    attempts/          what an attempt that died left behind its last checkpoint (verl_ext.attempts)
+    lock               held while the run runs
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from verl_ext.errors import ConfigurationError
 
 CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
+REQUEST = "request.json"
+ATTEMPTS = "attempts"
+LOCK = "lock"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"

@@ -52,6 +52,7 @@ HEAVY_FILES = {
     "agent_loop/broker_process.py": "makes a Ray actor of the broker",
     "agent_loop/loop.py": "an agent loop of verl's",
     "agent_loop/process.py": "makes a Ray actor of the worker",
+    "checkpoint/ranks.py": "asks verl's workers",
     "engine/process.py": "makes a Ray actor of the engine's server",
     "engine/replica.py": "a replica of verl's",
     "start.py": "starts Ray actors",
