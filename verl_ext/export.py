@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from verl_ext.checkpoint.folder import CheckpointFolder
 from verl_ext.errors import ConfigurationError, VerlAgsError
 from verl_ext.runs import CHECKPOINTS, CONFIG
 from verl_ext.trajectory import read_records
@@ -30,17 +31,17 @@ PROBES = 8
 
 
 def latest_checkpoint(run_dir: Path) -> Path:
-    """The `actor` folder of the newest checkpoint of a run.
+    """The `actor` folder of the newest checkpoint of a run that was saved to its end.
 
     Raises:
         ConfigurationError: the run has none.
     """
-    folders = sorted(
-        (run_dir / CHECKPOINTS).glob("global_step_*/actor"), key=lambda path: int(path.parent.name.rsplit("_", 1)[1])
-    )
-    if not folders:
-        raise ConfigurationError(f"{run_dir} has no checkpoint: set trainer.save_freq, or let the run reach its end")
-    return folders[-1]
+    newest = CheckpointFolder(run_dir / CHECKPOINTS).newest_whole()
+    if newest is None:
+        raise ConfigurationError(
+            f"{run_dir} has no whole checkpoint: set trainer.save_freq, or let the run reach its end"
+        )
+    return newest[0] / "actor"
 
 
 def export(run_dir: Path, target: Path) -> Path:
