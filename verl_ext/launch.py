@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_ext import attempts, cuda_compat, resume, resumption, runs
+from verl_ext import attempts, cuda_compat, ray_session, resume, resumption, runs
 from verl_ext import compose as composition
 from verl_ext.check.account import admit
 from verl_ext.check.proof import prove
@@ -90,6 +90,8 @@ def run(
         return _run(request, settings, say, wrong_settings, None)
     run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
     with attempts.held(run_dir):
+        if ended := ray_session.end_leftovers(run_dir, run_dir / runs.LOGS):
+            say(f"ended {ended} processes that the attempt that was killed had left")
         back = resumption.find(request, run_dir, say)
         return _run(back.request, settings, say, wrong_settings, back)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import ray._private.state as ray_state
 from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayError
 
+from verl_ext import ray_session
 from verl_ext.agent_loop import process as agent_loop_process
 from verl_ext.engine import process as engine_process
 from verl_ext.errors import TrainingDiedError
@@ -38,7 +38,6 @@ PPO_ENVIRONMENT = {
 POLL_S = 1.0
 # A dead actor is given this long to be reported by verl itself, with a traceback, before we end the run.
 GRACE_S = 10.0
-_LOG_SUFFIXES = (".out", ".err", ".log")
 
 
 class RunnerProcess:
@@ -64,6 +63,7 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
     """
     # Short, since Ray puts sockets below it and a socket's path has at most 107 bytes.
     session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))
+    ray_session.note(run_dir, session)
     arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert isinstance(arguments, dict)  # noqa: S101 - verl's schema
     options: dict[str, Any] = {str(name): value for name, value in arguments.items() if value is not None}
@@ -76,9 +76,7 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
         pids = _worker_pids()
         ray.shutdown()
         end_descendants(spare)
-        _keep_logs(session, run_dir / LOGS)
-        shutil.rmtree(session, ignore_errors=True)
-        _remove_engine_sockets(pids)
+        ray_session.put_away(run_dir, session, run_dir / LOGS, pids)
 
 
 def _start_ray(session: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
@@ -99,13 +97,6 @@ def _worker_pids() -> set[int]:
     if not ray.is_initialized():
         return set()
     return {int(actor["Pid"]) for actor in ray_state.actors().values()}
-
-
-def _remove_engine_sockets(pids: set[int]) -> None:
-    """Remove the sockets that verl 0.6.1 leaves in /tmp, one for each process with an engine's worker."""
-    for pid in pids:
-        for path in Path("/tmp").glob(f"verl_vllm_zmq_{pid}_*.ipc"):  # noqa: S108 - verl's place
-            path.unlink(missing_ok=True)
 
 
 def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> None:
@@ -173,15 +164,6 @@ def _cause(error: BaseException) -> str:
     cause: Any = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     return f"training failed: {type(cause).__name__}: {lines[-1] if lines else 'no message'}"
-
-
-def _keep_logs(session: Path, logs: Path) -> None:
-    """Move what the processes said to the run folder, empty files left out."""
-    logs.mkdir(parents=True, exist_ok=True)
-    for path in (session / "session_latest" / "logs").glob("*"):
-        if path.is_file() and path.suffix in _LOG_SUFFIXES and path.stat().st_size:
-            with contextlib.suppress(OSError):
-                shutil.copy2(path, logs / path.name)
 
 
 def open_files_limit() -> None:

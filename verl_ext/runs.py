@@ -13,6 +13,7 @@ runs/<run id>/
     checkpoints/       verl's, each whole or not there (verl_ext.checkpoint)
     attempts/          what an attempt that died left behind its last checkpoint (verl_ext.attempts)
     lock               held while the run runs
+    ray-session.json   where Ray's session is; gone when the run ended by itself
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ MANIFEST = "manifest.json"
 REQUEST = "request.json"
 ATTEMPTS = "attempts"
 LOCK = "lock"
+RAY_SESSION = "ray-session.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"

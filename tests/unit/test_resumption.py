@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from verl_ext import attempts, launch, resumption, runs
+from verl_ext import attempts, launch, ray_session, resumption, runs
 from verl_ext.checkpoint.folder import CheckpointFolder
 from verl_ext.checkpoint.marker import MARKER, Marker, seal_rest
 from verl_ext.errors import ConfigurationError
@@ -215,3 +219,44 @@ def test_two_processes_never_write_one_run(dead):
         other.wait()
     with attempts.held(dead):
         pass
+
+
+@pytest.fixture
+def session() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))
+    (folder / "session_latest" / "logs").mkdir(parents=True)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_a_killed_driver_left_is_ended_and_nothing_else(tmp_path, session):
+    logs = session / "session_latest" / "logs"
+    (logs / "worker-0a1b-01000000-99999999.err").write_text("its last words")
+    socket_left = Path("/tmp/verl_vllm_zmq_99999999_x.ipc")  # no process has such a number
+    socket_left.touch()
+    ray_session.note(tmp_path, session)
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    env = {"TENSORBOARD_DIR": f"{tmp_path}/tensorboard"}
+    engine, other = subprocess.Popen(sleep, env=env), subprocess.Popen(sleep, env={"TENSORBOARD_DIR": f"{tmp_path}2"})
+    agent = subprocess.Popen([*sleep, f"--session-dir={session}/session_1"], env={})
+    try:
+        assert ray_session.end_leftovers(tmp_path, tmp_path / "logs") == 2
+        assert (engine.wait(10), agent.wait(10)) == (-9, -9)
+        assert other.poll() is None
+    finally:
+        for process in (engine, other, agent):
+            process.kill()
+            process.wait()
+        socket_left.unlink(missing_ok=True)
+    assert (tmp_path / "logs" / "worker-0a1b-01000000-99999999.err").read_text() == "its last words"
+    assert not session.exists()
+    assert ray_session.end_leftovers(tmp_path, tmp_path / "logs") == 0
+
+
+@pytest.mark.parametrize(
+    "content", ['{"session": "/home", "node": "NODE"}', '{"session": "/tmp/ags-x", "node": "b"}', "{"]
+)
+def test_nothing_is_ended_on_another_node_or_in_another_folder(tmp_path, content):
+    (tmp_path / runs.RAY_SESSION).write_text(content.replace("NODE", socket.gethostname()))
+    assert ray_session.end_leftovers(tmp_path, tmp_path / "logs") == 0
+    assert (tmp_path / runs.RAY_SESSION).exists()
