@@ -241,7 +241,8 @@ def test_what_a_killed_driver_left_is_ended_and_nothing_else(tmp_path, session):
     agent = subprocess.Popen([*sleep, f"--session-dir={session}/session_1"], env={})
     try:
         assert ray_session.end_leftovers(tmp_path, tmp_path / "logs") == 2
-        assert (engine.wait(10), agent.wait(10)) == (-9, -9)
+        assert engine.poll() is not None
+        assert agent.poll() is not None
         assert other.poll() is None
     finally:
         for process in (engine, other, agent):
