@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from verl_ext.trajectory import ROLLOUTS
 
 LATEST = "latest"
 # Settings that flags give. They are the next attempt's own; what differs from the last is said.
-FROM_FLAGS = ("VERL_EXT_SANDBOX_BACKEND", "VERL_EXT_DATA_ROOT")
+FROM_FLAGS = ("VERL_EXT_SANDBOX_BACKEND", "VERL_EXT_DATA_ROOT", "VERL_EXT_ENV_FILE")
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,13 @@ def write_request(run_dir: Path, request: RunRequest, resolved: Mapping[str, str
         request: as given.
         resolved: `hardware`, `model`, `train` and `val` as they were found.
     """
-    environment = {name: value for name, value in request.environment.items() if name not in FROM_FLAGS}
-    kept = {**asdict(request), **resolved, "environment": environment}
-    for name in ("run_id", "run_dir", "resume_from"):
-        kept.pop(name, None)
+    kept = {
+        "recipe": request.recipe,
+        **resolved,
+        "overrides": request.overrides,
+        "server_options": request.server_options,
+        "environment": {name: value for name, value in request.environment.items() if name not in FROM_FLAGS},
+    }
     (run_dir / runs.REQUEST).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
 
 
@@ -121,11 +124,15 @@ def _read_request(run_dir: Path, now: RunRequest) -> RunRequest:
         old = RunRequest(**kept)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(f"{run_dir / runs.REQUEST} cannot be read ({error!r})") from error
-    given = {name: value for name in ("hardware", "model", "train", "val") if (value := getattr(now, name))}
     return replace(
-        old,
-        **given,
+        now,
+        recipe=old.recipe,
+        hardware=now.hardware or old.hardware,
+        model=now.model or old.model,
+        train=now.train or old.train,
+        val=now.val or old.val,
         overrides=(*old.overrides, *now.overrides),
+        server_options=old.server_options,
         environment={**old.environment, **now.environment},
         run_id=run_dir.name,
         run_dir=run_dir,
