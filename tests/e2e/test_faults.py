@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
@@ -16,13 +17,19 @@ from live_run import STATED_S, Live, is_agent_loop, is_engine, is_trainer
 
 from verl_ext.checkpoint.folder import CheckpointFolder
 
+ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., Live]
 
 
 @pytest.fixture
 def start(environment: dict[str, str], data_root: Path) -> Start:
-    def begin(run_id: str, overrides: Sequence[str] = ("trainer.total_training_steps=200",), **how: Any) -> Live:
-        return Live(environment, data_root, run_id, overrides, **how)
+    """`invoke smoke`, and `invoke train --resume` for what goes on."""
+
+    def begin(run_id: str, *overrides: str, again: bool = False) -> Live:
+        what = ["verl_ext.launch", f"--resume={run_id}"] if again else ["recipe.smoke.run", "--run-id", run_id]
+        steps = [] if again else ["trainer.total_training_steps=200"]
+        command = [sys.executable, "-m", *what, *steps, *overrides]
+        return Live(data_root, run_id, lambda **how: subprocess.Popen(command, cwd=ROOT, env=environment, **how))
 
     return begin
 
@@ -56,8 +63,7 @@ def test_a_run_that_dies_again_and_again_goes_on_from_its_last_whole_checkpoint(
     start: Start, leftovers: Callable[[], list[str]]
 ):
     """Killed in a checkpoint, in a rollout, in an update, and its driver with everything: one run, five attempts."""
-    frequent = ("trainer.total_training_steps=200", "trainer.save_freq=2")
-    with start("hurt", frequent) as run:
+    with start("hurt", "trainer.save_freq=2") as run:
         run.wait_for("step 3/200")
         trainer = run.child(is_trainer)  # looked for before, since a save takes a tenth of a second
         run.wait_for_file("checkpoints/.saving/global_step_4/actor")
@@ -68,7 +74,7 @@ def test_a_run_that_dies_again_and_again_goes_on_from_its_last_whole_checkpoint(
         order = {each: problems_of(run.run_dir, each) for each in (3, 4)}
     assert leftovers() == []
 
-    with start("hurt", (), again=True) as run:
+    with start("hurt", again=True) as run:
         run.wait_for(f"hurt goes on from step {step}: ")
         assert re.search(rf"lost: (steps {step + 1} to 4 \(\d+ trajectories\)|no whole step)", run.said()), run.said()
         run.wait_for(f"step {step + 1}/200")
@@ -84,7 +90,7 @@ def test_a_run_that_dies_again_and_again_goes_on_from_its_last_whole_checkpoint(
         steps = [entry["step"] for entry in run.metrics()]
         assert steps == sorted(set(steps)), "the folder tells one story"
 
-    with start("hurt", (), again=True) as run:
+    with start("hurt", again=True) as run:
         run.wait_for("agent loop workers are ready")
         trainer = run.child(is_trainer)
         run.wait_for_file(f"rollouts/train-{step + 1:06d}.parquet")
@@ -94,14 +100,14 @@ def test_a_run_that_dies_again_and_again_goes_on_from_its_last_whole_checkpoint(
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    with start("hurt", (), again=True) as run:
+    with start("hurt", again=True) as run:
         run.wait_for(f"hurt goes on from step {step - 2}: ")
         assert f"actor/{shard.name} holds other bytes than were written" in run.said()
         run.wait_for(f"step {step - 1}/200")
         run.process.kill()
         run.process.wait()
 
-    with start("hurt", (), again=True) as run:
+    with start("hurt", again=True) as run:
         run.wait_for(f"hurt goes on from step {step - 2}: ")
         assert "processes that the attempt that was killed had left" in run.said()
         run.wait_for(f"step {step - 1}/200")

@@ -1,20 +1,19 @@
-"""A training run under way, to be hurt at a known moment: the smoke recipe, as a user starts it."""
+"""A training run under way, to be hurt at a known moment."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
 # What the README states: ten seconds of grace for verl's own error, and the time to put things away.
 STATED_S = 60
 Wanted = Callable[[psutil.Process], bool]
@@ -24,34 +23,17 @@ class Live:
     """One attempt of a run.
 
     Args:
-        environment: of the command.
-        data_root: the one that is in it.
+        data_root: where its folder is.
         run_id: of the run.
-        overrides: KEY=VALUE.
-        again: whether it goes on: `invoke train --resume` and no longer `invoke smoke`.
+        begin: starts the command; takes the options of Popen.
     """
 
-    def __init__(
-        self,
-        environment: dict[str, str],
-        data_root: Path,
-        run_id: str,
-        overrides: Sequence[str] = ("trainer.total_training_steps=200",),
-        *,
-        again: bool = False,
-    ) -> None:
+    def __init__(self, data_root: Path, run_id: str, begin: Callable[..., subprocess.Popen[Any]]) -> None:
         self.run_dir = data_root / "runs" / run_id
         self.log = data_root / f"{run_id}-{time.monotonic_ns()}.log"
-        module = ["verl_ext.launch", f"--resume={run_id}"] if again else ["recipe.smoke.run", "--run-id", run_id]
+        self.started_s = time.monotonic()
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", *module, *overrides],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self.process = begin(stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")
@@ -88,6 +70,10 @@ class Live:
         if self.process.poll() is None:
             self.process.terminate()
             self.end(STATED_S)
+
+    def steps(self) -> list[int]:
+        """Those that have ended."""
+        return [int(step) for step in re.findall(r"^step (\d+)", self.said(), re.M)]
 
     def end(self, timeout_s: float) -> int:
         try:
