@@ -28,7 +28,7 @@ from verl_ext.sandbox.ledger import LEDGERS
 from verl_ext.settings import Settings
 from verl_ext.trajectory import ROLLOUTS
 
-_LOST = "lost.json"
+LOST = "lost.json"
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def put_aside(resumption: Resumption, *, swept: bool) -> Path:
     number = 1 + max((int(path.name) for path in attempts.glob("*") if path.name.isdigit()), default=0)
     aside = attempts / str(number)
     aside.mkdir(parents=True)
-    (aside / _LOST).write_text(json.dumps({"from_step": step, **asdict(resumption.lost)}, indent=2) + "\n", "utf-8")
+    (aside / LOST).write_text(json.dumps({"from_step": step, **asdict(resumption.lost)}, indent=2) + "\n", "utf-8")
     for name in (runs.CONFIG, runs.MANIFEST, runs.REQUEST):  # written anew; until then the old ones are needed
         shutil.copy2(run_dir / name, aside / name)
     for name in (runs.PHASES, runs.LOGS, "sandboxes.json", *([LEDGERS] if swept else [])):
