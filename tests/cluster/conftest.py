@@ -68,8 +68,8 @@ class TwoNodes:
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The smoke run's model and data."""
-    root = tmp_path_factory.mktemp("data-root")
+    """The smoke run's model and data; AGS_TEST_DATA_ROOT goes on with another session's."""
+    root = Path(os.environ.get("AGS_TEST_DATA_ROOT") or tmp_path_factory.mktemp("data-root"))
     code = (
         "from recipe.smoke.run import prepare; from verl_ext.settings import Settings; prepare(Settings.load(), print)"
     )
