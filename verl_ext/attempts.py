@@ -108,9 +108,7 @@ def _split_metrics(path: Path, later: Path, step: int) -> None:
     for line in lines:
         parts[line["step"] > step].append(json.dumps(line) + "\n")
     later.write_text("".join(parts[True]), encoding="utf-8")
-    scratch = path.with_suffix(".part")
-    scratch.write_text("".join(parts[False]), encoding="utf-8")
-    scratch.replace(path)
+    runs.write_whole(path, "".join(parts[False]))
 
 
 def _changed(run_dir: Path, config: DictConfig, settings: Settings) -> list[str]:

@@ -108,12 +108,12 @@ def _run(
     configured.refuse_problems()
     config, run_dir = configured.config, configured.run_dir
     train_data = resume.train_data(config)
-    admit(settings, config.verl_ext.run_id, say)
     with contextlib.ExitStack() as held:
         if back:
             resumption.refuse_finished(back, configured.subject.plan.steps)
-            attempts.leave_the_dead(back, config, settings, say)
-        else:
+            attempts.leave_the_dead(back, config, settings, say)  # before the account's sandboxes are counted
+        admit(settings, config.verl_ext.run_id, say)
+        if not back:
             _make_folder(run_dir)
             held.enter_context(attempts.held(run_dir))
         _write_facts(configured, request, settings, train_data)
@@ -138,10 +138,10 @@ def _write_facts(
     from omegaconf import OmegaConf
 
     config, run_dir = configured.config, configured.run_dir
-    (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+    runs.write_whole(run_dir / runs.CONFIG, OmegaConf.to_yaml(config))
     data_files = [*files(config.data.train_files), *files(config.data.val_files)]
     facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
-    (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    runs.write_whole(run_dir / runs.MANIFEST, json.dumps(facts, indent=2) + "\n")
     resumption.write_request(run_dir, request, configured.resolved)
 
 

@@ -113,7 +113,7 @@ def write_request(run_dir: Path, request: RunRequest, resolved: Mapping[str, str
         "server_options": request.server_options,
         "environment": {name: value for name, value in request.environment.items() if name not in FROM_FLAGS},
     }
-    (run_dir / runs.REQUEST).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    runs.write_whole(run_dir / runs.REQUEST, json.dumps(kept, indent=2) + "\n")
 
 
 def _read_request(run_dir: Path, now: RunRequest) -> RunRequest:

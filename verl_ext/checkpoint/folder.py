@@ -20,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_ext.checkpoint.marker import Marker, damages, sync_folder, write_whole
+from verl_ext.checkpoint.marker import Marker, damages
+from verl_ext.runs import sync_folder, write_whole
 
 POINTER = "latest_checkpointed_iteration.txt"  # verl 0.6.1 utils/checkpoint/checkpoint_manager.py
 _SAVING = ".saving"

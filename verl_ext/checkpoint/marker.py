@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_ext.runs import sync_folder, write_whole
+
 MARKER = "complete.json"
 _FORMAT = 1
 # hashlib lets other threads run; more of them than this wait for the disk.
@@ -79,26 +81,6 @@ class Marker:
             return f"no {MARKER}: its saving did not end"
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"{MARKER} cannot be read ({error!r})"
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file by `text` in one step, forced to the disk."""
-    scratch = path.with_name(f".{path.name}.part")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def seal_shards(folder: Path, rank: int) -> list[SealedFile]:
