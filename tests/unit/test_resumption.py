@@ -164,6 +164,16 @@ def test_the_same_is_asked_for_again_with_what_is_added(dead):
     assert said == ["trainer.save_freq was 2 and is 3"]
 
 
+def test_a_dry_run_shows_how_it_would_go_on_and_moves_nothing(dead, capsys):
+    before = sorted(path for path in dead.rglob("*"))
+    assert launch.main(["--resume=latest", "--dry-run", "trainer.total_training_steps=20"]) == 0
+    said = capsys.readouterr().out
+    assert "dead goes on from step 4" in said
+    assert f"trainer.resume_from_path={dead}/checkpoints/global_step_4" in said
+    assert "trainer.total_training_steps=20" in said
+    assert sorted(path for path in dead.rglob("*")) == before
+
+
 def test_other_rows_are_refused(dead, full_root, make_data):
     make_data(full_root / "data" / "retool" / "train.parquet", 511)
     problems = configure(find(dead).request, Settings.load()).problems
