@@ -86,6 +86,7 @@ def two_nodes(data_root: Path) -> Iterator[TwoNodes]:
     files = (f"--train={data / 'train.parquet'}", f"--val={data / 'val.parquet'}")
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(node_network(2))
-        environment = {"PYTHONPATH": str(ROOT), "VERL_EXT_DATA_ROOT": str(data_root)}
+        # Ray gives its workers a niceness of 15, with which they would starve beside anything else on these cores.
+        environment = {"PYTHONPATH": str(ROOT), "VERL_EXT_DATA_ROOT": str(data_root), "RAY_worker_niceness": "0"}
         address = start_ray(network, {0: environment, 1: environment})
         yield TwoNodes(network, address, data_root, (*flags, *files))
