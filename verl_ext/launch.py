@@ -193,7 +193,7 @@ def _train(
     from verl_ext.ray_run import local_ray, open_files_limit, train
 
     open_files_limit()
-    follower = Follower(run_dir, say, config.trainer.total_training_steps)
+    follower = Follower(run_dir, say, config.trainer.total_training_steps, resumed=(run_dir / runs.ATTEMPTS).is_dir())
     with local_ray(config, environment, run_dir, spare=server.pid if server else 0):
         runs.note_phase(run_dir, "Ray is up")
         _heed(proof)

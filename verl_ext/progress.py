@@ -17,13 +17,17 @@ class Follower:
         run_dir: the run's folder.
         say: called with each line.
         total_steps: for "step 3/24" and the time left; None if unknown.
+        resumed: whether the steps that are there already were said by an earlier attempt.
     """
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None], total_steps: int | None) -> None:
+    def __init__(
+        self, run_dir: Path, say: Callable[[str], None], total_steps: int | None, *, resumed: bool = False
+    ) -> None:
         self._run_dir = run_dir
         self._say = say
         self._total_steps = total_steps
-        self._phases = self._metrics = 0
+        self._phases = 0
+        self._metrics = len(read_jsonl(run_dir / METRICS)) if resumed else 0
         self._step_s: list[float] = []
         self.last_change_s = time.monotonic()
         self.last_seen = "starting"

@@ -21,9 +21,9 @@ VALIDATION = {"val-core/aime_2024/acc/mean@30": 0.25, "val-aux/aime_2024/x": 1.0
 class Said(list):
     """The lines of a follower over a run folder."""
 
-    def __init__(self, folder: Path, total: int | None = None) -> None:
+    def __init__(self, folder: Path, total: int | None = None, **how: bool) -> None:
         self.folder = folder
-        self.follower = Follower(folder, self.append, total)
+        self.follower = Follower(folder, self.append, total, **how)
 
     def log(self, step: int, data: dict[str, Any], end: str = "\n") -> None:
         with (self.folder / METRICS).open("a") as file:
@@ -104,3 +104,10 @@ def test_the_follower_knows_when_something_last_happened(said: Said):
     said.log(1, STEP)
     assert said.follower.last_change_s >= before
     assert said.follower.last_seen == said[-1]
+
+
+def test_steps_that_an_earlier_attempt_said_are_not_said_again(said: Said):
+    said.log(1, STEP)
+    again = Said(said.folder, 4, resumed=True)
+    again.log(2, STEP)
+    assert [line.split("  ")[0] for line in again] == ["step 2/4"]
