@@ -7,12 +7,24 @@ from pathlib import Path
 
 from invoke.collection import Collection
 from invoke.context import Context
-from invoke.exceptions import Exit
+from invoke.exceptions import Exit, ParseError
+from invoke.program import Program
 from invoke.tasks import task
 
 ROOT = Path(__file__).resolve().parent
 # What every stack has and the bootstrap does not.
 NEEDED = ("dotenv", "rich")
+
+
+def parse_tasks(program: Program) -> None:
+    """invoke's own, but a wrong word on the command line gives status 2, as with every other command, and not 1."""
+    try:
+        _parse_tasks(program)
+    except ParseError as error:
+        raise Exit(str(error), code=2) from None
+
+
+_parse_tasks, Program.parse_tasks = Program.parse_tasks, parse_tasks
 
 
 def run(context: Context, *command: str) -> None:
@@ -44,10 +56,14 @@ def given(flags: dict[str, str]) -> list[str]:
     return [f"{flag}={value}" for flag, value in flags.items() if value]
 
 
-def behind_dashes() -> list[str]:
-    """What the user wrote behind `--`, word by word; invoke itself would join it."""
+def overrides(by_flag: list[str] | None) -> list[str]:
+    """What the user gave with `--set`, and behind `--`, word by word; invoke itself would join that."""
     words = sys.argv
-    return words[words.index("--") + 1 :] if "--" in words else []
+    behind = words[words.index("--") + 1 :] if "--" in words else []
+    given = [*(by_flag or []), *behind]
+    if not all(given):
+        raise Exit("an override is empty: write --set KEY=VALUE, for example --set trainer.save_freq=10", code=2)
+    return given
 
 
 @task(help={"stack": "cpu or gpu"})
@@ -69,7 +85,7 @@ def smoke(context, hardware="cpu", control="", set_=None):
     if (ROOT / "recipe" / "retool" / "config" / "hardware" / f"{hardware}.yaml").is_file():  # else it is told below
         setup(context, "cpu" if hardware == "cpu" else "gpu")
     flags = {"--hardware": hardware, "--control": control}
-    become("recipe.smoke.run", *given(flags), *(set_ or []), *behind_dashes())
+    become("recipe.smoke.run", *given(flags), *overrides(set_))
 
 
 @task(
@@ -122,6 +138,8 @@ def grade(context, file, show=20, json=""):
         "data_root": "in place of VERL_EXT_DATA_ROOT",
         "env_file": "in place of ./.env",
         "sandbox": "auto, e2b or local",
+        "stop_on": "alarms that end the run: NAME,NAME (verl_ext/alarms/README.md)",
+        "json": "one JSON object a step on standard output",
         "dry_run": "show layers, plan, bare command and problems only",
         "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
@@ -130,15 +148,16 @@ def grade(context, file, show=20, json=""):
 )
 def train(
     context, hardware="", model="", train="", val="", recipe="retool", run_id="", resume="", data_root="", env_file="",
-    sandbox="", dry_run=False, set_=None,
+    sandbox="", stop_on="", json=False, dry_run=False, set_=None,
 ):  # fmt: skip
     """Train on this machine."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
         "--run-id": run_id, "--resume": "latest" if resume is True else resume, "--data-root": data_root,
-        "--env-file": env_file, "--sandbox": sandbox,
+        "--env-file": env_file, "--sandbox": sandbox, "--stop-on": stop_on,
     }  # fmt: skip
-    become("verl_ext.launch", *given(flags), "--dry-run" if dry_run else "", *(set_ or []), *behind_dashes())
+    switches = ["--json" if json else "", "--dry-run" if dry_run else ""]
+    become("verl_ext.launch", *given(flags), *switches, *overrides(set_))
 
 
 @task(
@@ -196,6 +215,52 @@ def clean_sandboxes(context, run_, json=False):
     become("verl_ext.clean", "--run", run_, "--json" if json else "")
 
 
+@task(
+    help={
+        "address": "of a Ray cluster: HOST:PORT or auto; default: RAY_ADDRESS, else this machine alone",
+        "backend": "nccl or gloo; default: nccl if there are GPUs",
+        "timeout_s": "seconds after which the ranks are ended",
+        "json": "for programs",
+    }
+)
+def check_network(context, address="", backend="", timeout_s="", json=False):
+    """Time every pair of nodes, then an all-reduce."""
+    flags = {"--address": address, "--backend": backend, "--timeout-s": timeout_s}
+    become("verl_ext.network", *given(flags), "--json" if json else "")
+
+
+@task(
+    positional=["platform"],
+    help={
+        "platform": "kuberay-job, kuberay-cluster, tione-image, tione-builtin, slurm or compose",
+        "hardware": "a file of recipe/retool/config/hardware: the GPUs of a node",
+        "nodes": "with GPUs",
+        "name": "of the job",
+        "image": "with its registry",
+        "project": "the project's folder on the nodes",
+        "working_dir": "where TI-ONE's built-in image finds the project",
+        "data_root": "on storage that all nodes share",
+        "env_file": "the .env on the nodes",
+        "secret": "name of the Kubernetes secret made of .env",
+        "claim": "name of the Kubernetes volume claim",
+        "out": "folder to write to",
+        "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
+    },
+    iterable=["set_"],
+)
+def render(
+    context, platform, hardware="", nodes="", name="", image="", project="", working_dir="", data_root="", env_file="",
+    secret="", claim="", out="", set_=None,
+):  # fmt: skip
+    """Print what a platform wants of a run."""
+    flags = {
+        "--hardware": hardware, "--nodes": nodes, "--name": name, "--image": image, "--project": project,
+        "--working-dir": working_dir, "--data-root": data_root, "--env-file": env_file, "--secret": secret,
+        "--claim": claim, "--out": out,
+    }  # fmt: skip
+    become("verl_ext.platforms", platform, *given(flags), *overrides(set_))
+
+
 @task(help={"deep": "import torch, flash-attn, vllm and verl too", "json": "for programs"})
 def doctor(context, deep=False, json=False):
     """Say what a run would meet here, with cures."""
@@ -250,6 +315,8 @@ namespace = Collection(
     train,
     export,
     check_sandbox,
+    check_network,
+    render,
     clean_sandboxes,
     serve_sandbox,
     doctor,

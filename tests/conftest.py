@@ -6,6 +6,7 @@ repository. Not covered by any test without a GPU: CUDA, more than one node, the
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,15 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # No deadline and the same examples every time: a shared machine must not make a test fail.
 settings.register_profile("here", deadline=None, derandomize=True, database=None)
 settings.load_profile("here")
+
+
+def pytest_sessionstart() -> None:
+    """No event loop belongs to the main thread between tests.
+
+    Else pytest-asyncio 1.3 makes one before the first asynchronous test, the first `asyncio.run` of a test forgets it,
+    and some later test fails when it is collected, as an open resource.
+    """
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(scope="session")

@@ -91,7 +91,8 @@ def put_aside(resumption: Resumption, *, swept: bool) -> Path:
     for _, path in later_rollouts(run_dir, step):
         (aside / ROLLOUTS).mkdir(exist_ok=True)
         path.rename(aside / ROLLOUTS / path.name)
-    _split_metrics(run_dir / runs.METRICS, aside / runs.METRICS, step)
+    for name in (runs.METRICS, runs.ALARMS):
+        _split(run_dir / name, aside / name, step)
     if resumption.found.marker:
         resumption.checkpoints.point_to(step)
     for one in resumption.found.passed:
@@ -99,8 +100,8 @@ def put_aside(resumption: Resumption, *, swept: bool) -> Path:
     return aside
 
 
-def _split_metrics(path: Path, later: Path, step: int) -> None:
-    """Take the lines of later steps, and a torn last one, out of a metrics file."""
+def _split(path: Path, later: Path, step: int) -> None:
+    """Move the lines of later steps to another file; a torn last line is in neither."""
     if not path.is_file():
         return
     lines = runs.read_jsonl(path)

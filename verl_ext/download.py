@@ -213,8 +213,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        given = {"VERL_EXT_DATA_ROOT": options.data_root} if options.data_root else {}
-        settings = Settings.load_with(given, options.env_file or None)
+        settings = Settings.load(options.env_file or None, flags={"--data-root": options.data_root})
         download(settings, options.source, options.model, options.data, options.revision, _say)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")

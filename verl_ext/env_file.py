@@ -58,12 +58,24 @@ def read_env_file(path: Path, *, wanted: Callable[[str], bool]) -> tuple[dict[st
     if text.startswith("\N{BYTE ORDER MARK}"):
         text = text[1:]
         problems.append(f"{path} begins with a byte order mark, which not every reader skips: save it as UTF-8 alone")
+    open_quote = ""  # of another program's value over several lines, which was told of
     for number, line in enumerate(text.split("\n"), start=1):
+        if open_quote:
+            open_quote = "" if open_quote in line else open_quote
+            continue
         match = _NAME.match(line)
+        ours = match is not None and wanted(match["name"])
+        if not ours and re.fullmatch(r"[A-Z][A-Z0-9_]*", line):
+            continue  # another program's, which Docker takes from its host
+        if "=" not in line and line.strip() and not line.lstrip().startswith("#"):
+            name = f"{match['name']} " if match and ours else ""  # else not shown: it may be a key, pasted alone
+            problems.append(f"{path} line {number}: {name}has no =: write NAME=value, or put # before it")
+            continue
         if match is None:
             continue
-        if not wanted(match["name"]):
+        if not ours:
             if _goes_on(match["rest"]):
+                open_quote = match["rest"].strip().removeprefix("=").strip()[0]
                 problems.append(
                     f"{path} line {number}: {match['name']} has a quoted value that does not end in its line, which "
                     "Docker reads line by line: put it into one line, or into another file"

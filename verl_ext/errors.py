@@ -7,6 +7,7 @@
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
     ├── CheckpointError (RuntimeError)       a checkpoint could not be made whole; older ones are as they were
+    ├── AlarmStopError (RuntimeError)        an alarm that the user named ended the run
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
         ├── SandboxAuthError                 key or domain refused; retrying cannot help
         ├── SandboxRequestError              request refused as wrong (template unknown, ...); no retry
@@ -56,6 +57,10 @@ class TrainingDiedError(VerlAgsError, RuntimeError):
 
 class CheckpointError(VerlAgsError, RuntimeError):
     """A checkpoint could not be made whole, and nothing of it is left; the older ones are as they were."""
+
+
+class AlarmStopError(VerlAgsError, RuntimeError):
+    """An alarm that `verl_ext.stop_on` names ended the run; the message has the alarm and the checkpoint."""
 
 
 class SandboxError(VerlAgsError, RuntimeError):

@@ -4,8 +4,8 @@
 
 This process imports neither torch nor verl: it waits, shows progress, watches the others, and cleans up.
 
-Exit status: 0 done; 2 something of the user's is wrong; 70 the run died, with the cause; 130 and 143 ended
-by Ctrl-C and SIGTERM.
+Exit status: 0 done; 2 something of the user's is wrong; 3 an alarm of `--stop-on` ended the run, with a
+checkpoint; 70 the run died, with the cause; 130 and 143 ended by Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_ext import attempts, cuda_compat, ray_session, resume, resumption, runs
+from verl_ext import alarms, attempts, cuda_compat, ray_session, resume, resumption, runs
 from verl_ext import compose as composition
 from verl_ext.check.account import admit
 from verl_ext.check.proof import prove
 from verl_ext.clean import clean
-from verl_ext.errors import ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
+from verl_ext.display import Display, display, writer
+from verl_ext.errors import AlarmStopError, ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import manifest
 from verl_ext.parquet_files import files
@@ -37,13 +38,14 @@ from verl_ext.request import Configured, RunRequest, configure
 from verl_ext.resumption import Resumption
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
-from verl_ext.settings import LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
+from verl_ext.setting_values import masked
+from verl_ext.settings import FLAGS, LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 ROOT = Path(__file__).resolve().parent.parent
-EXIT_USER, EXIT_DIED = 2, 70
+EXIT_USER, EXIT_ALARM, EXIT_DIED = 2, 3, 70
 
 
 @dataclass(frozen=True)
@@ -66,44 +68,37 @@ class RunResult:
 
 
 def run(
-    request: RunRequest,
-    settings: Settings,
-    say: Callable[[str], None],
-    wrong_settings: Sequence[str] = (),
-    go_on_with: str = "",
+    request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str] = (), go_on_with: str = ""
 ) -> RunResult:
     """Train, and leave nothing behind but the run folder.
 
     Args:
         request: what is asked for.
         settings: from `Settings.read`.
-        say: called with each line for the user.
+        show: takes lines and steps for the user.
         wrong_settings: from `Settings.read`.
         go_on_with: a run that died, see `resumption.find_run`; "" for a new one.
 
     Raises:
         ConfigurationError: before anything was started.
+        AlarmStopError: an alarm of `verl_ext.stop_on` ended the run; its checkpoint is named.
         TrainingDiedError: the run died; the cause is in the message, the logs are in the run folder.
         SandboxError: the local sandbox server did not start.
     """
     if not go_on_with:
-        return _run(request, settings, say, wrong_settings, None)
+        return _run(request, settings, show, wrong_settings, None)
     run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
     with attempts.held(run_dir):
         if ended := ray_session.end_leftovers(run_dir, run_dir / runs.LOGS):
-            say(f"ended {ended} processes that the attempt that was killed had left")
-        back = resumption.find(request, run_dir, say)
-        return _run(back.request, settings, say, wrong_settings, back)
+            show.say(f"ended {ended} processes that the attempt that was killed had left")
+        back = resumption.find(request, run_dir, show.say)
+        return _run(back.request, settings, show, wrong_settings, back)
 
 
 def _run(
-    request: RunRequest,
-    settings: Settings,
-    say: Callable[[str], None],
-    wrong_settings: Sequence[str],
-    back: Resumption | None,
+    request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str], back: Resumption | None
 ) -> RunResult:
-    started_s = time.monotonic()
+    started_s, say = time.monotonic(), show.say
     configured = configure(request, settings, wrong_settings)
     configured.refuse_problems()
     config, run_dir = configured.config, configured.run_dir
@@ -119,7 +114,7 @@ def _run(
         _write_facts(configured, request, settings, train_data)
         say(f"run {config.verl_ext.run_id}: {run_dir}")
         runs.note_phase(run_dir, "start")
-        ended = _serve_and_train(configured, request, settings, say)
+        ended = _serve_and_train(configured, request, settings, show)
     return RunResult(run_dir, *ended, time.monotonic() - started_s)
 
 
@@ -146,9 +141,9 @@ def _write_facts(
 
 
 def _serve_and_train(
-    configured: Configured, request: RunRequest, settings: Settings, say: Callable[[str], None]
+    configured: Configured, request: RunRequest, settings: Settings, show: Display
 ) -> tuple[dict[str, float], int, int]:
-    config, run_dir = configured.config, configured.run_dir
+    config, run_dir, say = configured.config, configured.run_dir, show.say
     with _sandbox_service(request, settings, run_dir) as server:
         try:
             if server:
@@ -158,8 +153,9 @@ def _serve_and_train(
             with ThreadPoolExecutor(1) as beside:
                 local_url = server.url if server else None
                 proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
-                _train(config, environment, run_dir, server, proof, say)
+                _train(config, environment, run_dir, server, proof, show, configured.subject.plan.steps)
         finally:
+            say(alarms.overview(alarms.read_events(run_dir)))
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
     return ended
 
@@ -187,13 +183,15 @@ def _train(
     run_dir: Path,
     server: RunningServer | None,
     proof: Future[None],
-    say: Callable[[str], None],
+    show: Display,
+    steps: int | None,
 ) -> None:
     from verl_ext.progress import Follower
     from verl_ext.ray_run import local_ray, open_files_limit, train
 
     open_files_limit()
-    follower = Follower(run_dir, say, config.trainer.total_training_steps, resumed=(run_dir / runs.ATTEMPTS).is_dir())
+    show.begin(steps)
+    follower = Follower(run_dir, show.say, steps, show.tell, resumed=(run_dir / runs.ATTEMPTS).is_dir())
     with local_ray(config, environment, run_dir, spare=server.pid if server else 0):
         runs.note_phase(run_dir, "Ray is up")
         _heed(proof)
@@ -218,7 +216,7 @@ def _environment(
     import_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251 - passed on
     values = {
         "PYTHONPATH": import_path,
-        "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
+        **_tracker_files(settings, run_dir),
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -246,6 +244,16 @@ def _environment(
         decision = cuda_compat.decide(os.environ, settings.cuda_compat)  # noqa: TID251 - handed on
         values |= {"CUDA_COMPAT": decision.mode, cuda_compat.SEARCH_PATH: decision.search_path}
     return {**values, **request.environment}
+
+
+def _tracker_files(settings: Settings, run_dir: Path) -> dict[str, str]:
+    """Where trackers put their files: into the run folder, not where the user happens to stand."""
+    files = {
+        "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
+        "WANDB_DIR": str(run_dir),  # W&B makes wandb/ in it
+        "SWANLAB_LOG_DIR": str(run_dir / "swanlab"),
+    }
+    return files if settings.mlflow_tracking_uri else {**files, "MLFLOW_TRACKING_URI": f"sqlite:///{run_dir}/mlflow.db"}
 
 
 def _cpu_environment() -> dict[str, str]:
@@ -277,42 +285,43 @@ def child_environment(**values: str) -> dict[str, str]:
     return {**os.environ, **values}  # noqa: TID251 - handed on, not read
 
 
-def say_line(line: str) -> None:
-    """Print one line at once."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Parse, run, and turn every expected failure into a message and an exit status."""
-    options = _parser().parse_intermixed_args(arguments)
-    given = {
-        "VERL_EXT_SANDBOX_BACKEND": options.sandbox,
-        "VERL_EXT_DATA_ROOT": options.data_root,
-    }
+    parser = _parser()
+    options = parser.parse_intermixed_args(arguments)
+    if options.json and options.dry_run:
+        parser.error("--json shows steps, and --dry-run makes none: leave one of them away")
+    given = {"--sandbox": options.sandbox, "--data-root": options.data_root}
+    stop_on = [f"verl_ext.stop_on={json.dumps(alarms.names_of(options.stop_on))}"] if options.stop_on else []
     request = RunRequest(
         recipe=options.recipe,
         hardware=options.hardware,
         model=options.model,
         train=options.train,
         val=options.val,
-        overrides=tuple(options.overrides),
+        overrides=(*options.overrides, *stop_on),
         run_id=options.run_id,
-        environment={name: value for name, value in given.items() if value},
+        environment={FLAGS[flag]: value for flag, value in given.items() if value},
     )
-    settings, wrong = Settings.read(options.env_file or None, environ=child_environment(**request.environment))
+    settings, wrong = Settings.read(options.env_file or None, flags=given)
     if options.dry_run:
         return guarded(lambda: _dry_run(request, settings, wrong, options.resume))
-    return guarded(lambda: run(request, settings, say_line, wrong, options.resume))
+
+    def train() -> None:
+        with display(as_json=options.json) as show:
+            run(request, settings, show, wrong, options.resume)
+
+    return guarded(train)
 
 
 def _dry_run(request: RunRequest, settings: Settings, wrong: Sequence[str], go_on_with: str) -> None:
     from verl_ext.dry_run import dry_run
 
+    say = writer(sys.stdout)
     if go_on_with:
         run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
-        request = resumption.find(request, run_dir, say_line).request
-    dry_run(request, settings, wrong, say_line)
+        request = resumption.find(request, run_dir, say).request
+    dry_run(request, settings, wrong, say)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -330,6 +339,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
     parser.add_argument("--env-file", default="", help="in place of ./.env")
     parser.add_argument("--sandbox", default="", help="auto, e2b or local, in place of VERL_EXT_SANDBOX_BACKEND")
+    parser.add_argument("--stop-on", default="", metavar="NAME,NAME", help="alarms that end the run, with a checkpoint")
+    parser.add_argument("--json", action="store_true", help="one JSON object a step on standard output, nothing else")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and all problems, start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="verl's own keys, last and strongest")
     return parser
@@ -343,12 +354,11 @@ def guarded(action: Callable[[], object]) -> int:
     except Interrupted as interrupted:
         sys.stderr.write(f"ended by {signal.Signals(interrupted.signum).name}\n")
         return 128 + interrupted.signum
-    except (TrainingDiedError, SandboxError) as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_DIED
     except VerlAgsError as error:
-        sys.stderr.write(f"{error}\n")
-        return EXIT_USER
+        sys.stderr.write(f"{masked(str(error))}\n")
+        if isinstance(error, AlarmStopError):
+            return EXIT_ALARM
+        return EXIT_DIED if isinstance(error, TrainingDiedError | SandboxError) else EXIT_USER
     return 0
 
 

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from verl_ext import ray_session
 from verl_ext.agent_loop import process as agent_loop_process
 from verl_ext.engine import process as engine_process
-from verl_ext.errors import TrainingDiedError
+from verl_ext.errors import AlarmStopError, TrainingDiedError
 from verl_ext.interrupts import deferred, rearm
 from verl_ext.process_tree import adopt_orphans, end_descendants
 from verl_ext.progress import Follower
@@ -71,6 +71,7 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
     try:
         with deferred():
             _start_ray(session, environment, options)
+        ray_session.show_logs(session, run_dir / LOGS)
         yield
     finally:
         pids = _worker_pids()
@@ -109,6 +110,7 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
 
     Raises:
         TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
+        AlarmStopError: an alarm ended it, as the user asked.
     """
     runner: Any = ray.remote(num_cpus=1)(RunnerProcess).remote()
     result = runner.run.remote(config, *_begin_early(config.actor_rollout_ref.rollout, config.trainer))
@@ -123,6 +125,8 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
                 ray.get(result)
                 return
             except RayError as error:
+                if isinstance(cause := getattr(error, "cause", None), AlarmStopError):
+                    raise AlarmStopError(str(cause)) from None  # no failure: the user asked for it
                 raise TrainingDiedError(_cause(error)) from error
         with deferred():
             death = death or _dead_actor()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from verl_ext.runs import RAY_SESSION
+from verl_ext.runs import LIVE, RAY_SESSION
 
 _PREFIX = "/tmp/ags-"  # noqa: S108 - short, since Ray puts sockets below it and their paths have 107 bytes at most
 _LOG_SUFFIXES = (".out", ".err", ".log")
@@ -26,6 +26,13 @@ def note(run_dir: Path, session: Path) -> None:
     """Write down where the session is, for whoever comes after this process."""
     content = {"session": str(session), "node": socket.gethostname()}
     (run_dir / RAY_SESSION).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def show_logs(session: Path, logs: Path) -> None:
+    """Let the run folder lead to what the processes say, while they say it."""
+    logs.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):  # a file system without links: the run goes on without
+        (logs / LIVE).symlink_to(session / "session_latest" / "logs", target_is_directory=True)
 
 
 def put_away(run_dir: Path, session: Path, logs: Path, pids: Iterable[int]) -> None:
@@ -88,6 +95,7 @@ def _worker_pids(session: Path) -> set[int]:
 def _keep_logs(session: Path, logs: Path) -> None:
     """Copy what is not empty."""
     logs.mkdir(parents=True, exist_ok=True)
+    (logs / LIVE).unlink(missing_ok=True)
     for path in (session / "session_latest" / "logs").glob("*"):
         if path.is_file() and path.suffix in _LOG_SUFFIXES and path.stat().st_size:
             with contextlib.suppress(OSError):

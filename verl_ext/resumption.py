@@ -18,11 +18,12 @@ from verl_ext.errors import ConfigurationError
 from verl_ext.parquet_files import footer
 from verl_ext.request import RunRequest
 from verl_ext.sandbox.ledger import LEDGERS
+from verl_ext.settings import FLAGS
 from verl_ext.trajectory import ROLLOUTS
 
 LATEST = "latest"
 # Settings that flags give. They are the next attempt's own; what differs from the last is said.
-FROM_FLAGS = ("VERL_EXT_SANDBOX_BACKEND", "VERL_EXT_DATA_ROOT", "VERL_EXT_ENV_FILE")
+FROM_FLAGS = ("VERL_EXT_ENV_FILE", *FLAGS.values())
 
 
 @dataclass(frozen=True)

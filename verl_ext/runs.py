@@ -6,10 +6,11 @@ runs/<run id>/
     manifest.json      versions, hashes of lock and data, git revision, the command
     phases.jsonl       when each phase of the start began
     metrics.jsonl      one line a step
+    alarms.jsonl       one line for each alarm that started or ended (verl_ext.alarms); not there without any
     rollouts/          one parquet file a step (verl_ext.trajectory)
     sandboxes/         ledgers: what was created and killed
     sandboxes.json     the last counts
-    logs/              what the processes said
+    logs/              what the processes said; logs/live/ while they say it
     checkpoints/       verl's, each whole or not there (verl_ext.checkpoint)
     attempts/          what an attempt that died left behind its last checkpoint (verl_ext.attempts)
     lock               held while the run runs
@@ -37,8 +38,10 @@ LOCK = "lock"
 RAY_SESSION = "ray-session.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
+ALARMS = "alarms.jsonl"
 CHECKPOINTS = "checkpoints"
 LOGS = "logs"
+LIVE = "live"  # in logs: leads to Ray's own while the run goes on
 
 
 def new_run_id(name: str) -> str:

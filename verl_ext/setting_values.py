@@ -7,6 +7,8 @@ holds the text itself, so none can show a secret.
 from __future__ import annotations
 
 import difflib
+import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,17 @@ TENCENT_REGIONS = (
     "ap-jakarta", "ap-mumbai", "ap-nanjing", "ap-seoul", "ap-shanghai", "ap-shanghai-fsi", "ap-shenzhen-fsi",
     "ap-singapore", "ap-tokyo", "eu-frankfurt", "na-ashburn", "na-siliconvalley", "sa-saopaulo",
 )  # fmt: skip
+
+
+# Keys that no setting holds are known by how they begin: Hugging Face's, E2B's, AGS's, GitHub's; OpenAI's and those
+# like them. W&B's and SwanLab's have no beginning of their own. Shorter than any that is given out.
+# Source: the services' own documentation of their keys; AGS's: public user reports.
+_SECRET_SHAPE = re.compile(r"(?<![A-Za-z0-9])(?:(?:hf|e2b|ark|ghp)_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{20,})")
+
+
+def masked(text: str) -> str:
+    """`text` with *** for everything in it that has the shape of a key."""
+    return _SECRET_SHAPE.sub("***", text)
 
 
 class Secret:
@@ -150,13 +163,23 @@ def parse_url(value: str) -> str:
     return value.rstrip("/")
 
 
-def parse_number(low: float, *, whole: bool) -> Callable[[str], float]:
-    """A parser of numbers from `low` up."""
+def parse_tracking_uri(value: str) -> str:
+    """An http(s) address, or a file of MLflow's on this machine; without a password, which would be logged."""
+    if re.fullmatch(r"(sqlite:///|file:/)[^\s@?#]+", value):
+        return value
+    if value.startswith(("sqlite:", "file:")):
+        raise WrongValue("is no file: write it like sqlite:////data/mlflow.db")
+    return parse_url(value)
+
+
+def parse_number(low: float, *, whole: bool, high: float = math.inf) -> Callable[[str], float]:
+    """A parser of numbers from `low` up, to `high` at most."""
+    bounds = f"of at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
 
     def parse(value: str) -> float:
         pattern = r"\d+" if whole else r"\d+(\.\d+)?"
-        if not re.fullmatch(pattern, value) or float(value) < low:
-            raise WrongValue(f"must be a {'whole ' if whole else ''}number of at least {low:g}, in digits alone")
+        if not re.fullmatch(pattern, value) or not low <= float(value) <= high:
+            raise WrongValue(f"must be a {'whole ' if whole else ''}number {bounds}, in digits alone")
         return int(value) if whole else float(value)
 
     return parse
@@ -178,9 +201,18 @@ def parse_flag(value: str) -> bool:
     return parse_one_of("0", "1")(value) == "1"
 
 
-def parse_folder(value: str) -> Path:
+def parse_path(value: str) -> Path:
     """A path, absolute; ~ is the home folder."""
     return Path(value).expanduser().absolute()
+
+
+def parse_folder(value: str) -> Path:
+    """A folder's path, absolute; it need not be there, but nothing else may be in its place."""
+    folder = parse_path(value)
+    there = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+    if there.exists() and not there.is_dir():
+        raise WrongValue(f"is no folder: {there} is a file")
+    return folder
 
 
 def clean_text(text: str) -> str:

@@ -33,19 +33,25 @@ from verl_ext.setting_values import (
     WrongValue,
     clean_text,
     key_of_another_service,
+    masked,
     parse_domain,
     parse_flag,
     parse_folder,
     parse_number,
     parse_one_of,
+    parse_path,
     parse_secret,
     parse_text,
+    parse_tracking_uri,
     parse_url,
 )
 
 PREFIX = "VERL_EXT_"
 ISOLATION = ("auto", "required", "bubblewrap", "landlock", "rlimits", "none")
 _LEVELS = ("debug", "info", "warning", "error")
+# Source: wandb.Settings.mode; swanlab.init's mode.
+_WANDB_MODES = ("online", "offline", "disabled")
+_SWANLAB_MODES = ("cloud", "local", "offline", "disabled")
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VERL_EXT_SANDBOX_CREATE_RATE_PER_S", "sandboxes started per second (E2B: 1 Hobby, 5 Pro; AGS: 20)",
              "5", unit="per second", parse=parse_number(0.01, whole=False)),
     Variable("VERL_EXT_SANDBOX_SHARE", "share of the three limits above that one run takes; two runs: 0.5 each", "1",
-             unit="0 to 1", parse=parse_number(0.001, whole=False)),
+             unit="0 to 1", parse=parse_number(0.001, high=1, whole=False)),
     Variable("VERL_EXT_SANDBOX_QUOTA_RELEASE_S", "how long the account counts a killed sandbox (check-sandbox)", "0",
              unit="s", parse=parse_number(0, whole=False)),
     Variable("VERL_EXT_SANDBOX_MODE", "sandbox: one a trajectory; context: several share one (files, CPU, memory too)",
@@ -118,7 +124,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VERL_EXT_DATA_ROOT", "folder that holds data, models, cache and runs", "./verl-ags-data",
              unit="folder", parse=parse_folder),
     Variable("VERL_EXT_ENV_FILE", "file to read instead of ./.env; on shared storage it serves every node",
-             unit="file", parse=parse_folder),
+             unit="file", parse=parse_path),
     Variable("VERL_EXT_LOG_LEVEL", "how much the project says", "info", unit="|".join(_LEVELS),
              parse=parse_one_of(*_LEVELS)),
     Variable("VERL_EXT_SANDBOX_LOG_LEVEL", "how much is said of sandboxes; debug shows every execution", "info",
@@ -127,12 +133,26 @@ VARIABLES: tuple[Variable, ...] = (
              parse=parse_flag),
     Variable("HF_ENDPOINT", "hub to download from, for example a mirror", unit="URL", parse=parse_url),
     Variable("HF_TOKEN", "token of the hub, for gated models", unit="token", secret=True, parse=parse_secret),
-    Variable("WANDB_API_KEY", "key of Weights & Biases, if its logger is on", unit="key", secret=True,
+    Variable("WANDB_API_KEY", "key of Weights & Biases, if trainer.logger names wandb", unit="key", secret=True,
+             parse=parse_secret),
+    Variable("WANDB_MODE", "offline: W&B's files stay in the run folder, and no key is needed",
+             unit="|".join(_WANDB_MODES), parse=parse_one_of(*_WANDB_MODES)),
+    Variable("SWANLAB_API_KEY", "key of SwanLab, if trainer.logger names swanlab", unit="key", secret=True,
+             parse=parse_secret),
+    Variable("SWANLAB_MODE", "local, offline: SwanLab's files stay in the run folder, and no key is needed",
+             unit="|".join(_SWANLAB_MODES), parse=parse_one_of(*_SWANLAB_MODES)),
+    Variable("MLFLOW_TRACKING_URI", "MLflow's server or sqlite:////FILE; unset: a file in the run folder", unit="URI",
+             parse=parse_tracking_uri),
+    Variable("MLFLOW_TRACKING_TOKEN", "token of MLflow's server, if it wants one", unit="token", secret=True,
              parse=parse_secret),
     Variable("CUDA_COMPAT", "CUDA compatibility libraries in the image; auto: on if the driver is older", "auto",
              unit="auto|on|off", parse=parse_one_of("auto", "on", "off")),
 )  # fmt: skip
 _NAMES = tuple(variable.name for variable in VARIABLES)
+# Flags of commands that say what a variable says.
+FLAGS = {"--sandbox": "VERL_EXT_SANDBOX_BACKEND", "--data-root": "VERL_EXT_DATA_ROOT"}
+# Read by other libraries themselves: the hub's and the trackers'.
+_FOREIGN = tuple(name for name in _NAMES if name.startswith(("HF_", "WANDB_", "SWANLAB_", "MLFLOW_")))
 
 
 @dataclass(frozen=True)
@@ -162,31 +182,50 @@ class Settings:
     hf_endpoint: str | None
     hf_token: Secret | None
     wandb_api_key: Secret | None
+    wandb_mode: str | None
+    swanlab_api_key: Secret | None
+    swanlab_mode: str | None
+    mlflow_tracking_uri: str | None
+    mlflow_tracking_token: Secret | None
     cuda_compat: str
 
+    given: frozenset[str] = frozenset()  # the fields that somebody set, also to their default
+
     @classmethod
-    def load(cls, env_file: Path | str | None = None, *, environ: Mapping[str, str] | None = None) -> Settings:
-        """Settings from the process environment over a file.
+    def load(
+        cls,
+        env_file: Path | str | None = None,
+        *,
+        flags: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Settings from the command's flags over the process environment over a file.
 
         Args:
             env_file: file to read; if None the one that VERL_EXT_ENV_FILE names, else `./.env` if there is one.
+            flags: what the user gave as flags of `FLAGS`, by flag; "" is not given.
             environ: stands for the process environment in tests. `os.environ` is never changed.
 
         Raises:
             ConfigurationError: with every problem found, each naming its variable and the cure, never a value
                 of a secret.
         """
-        settings, problems = cls.read(env_file, environ=environ)
+        settings, problems = cls.read(env_file, flags=flags, environ=environ)
         if problems:
             raise ConfigurationError.listing(f"{len(problems)} setting(s) are wrong", problems)
         return settings
 
     @classmethod
     def read(
-        cls, env_file: Path | str | None = None, *, environ: Mapping[str, str] | None = None
+        cls,
+        env_file: Path | str | None = None,
+        *,
+        flags: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> tuple[Settings, list[str]]:
         """Like `load`, but what is wrong is told and has its default, so that the rest can be checked too."""
         process = os.environ if environ is None else environ
+        by_flag = {FLAGS[flag]: (flag, value) for flag, value in (flags or {}).items() if value}
         problems: list[str] = []
         named = env_file or without_quotes(process.get("VERL_EXT_ENV_FILE", "")) or None
         path = Path(named).expanduser() if named else Path(".env")
@@ -194,6 +233,7 @@ class Settings:
         if named or path.is_file():
             found, problems = read_env_file(path, wanted=_is_meant_for_us)
         raw = {**found, **{name: value for name, value in process.items() if _is_ours(name)}}
+        raw |= {name: value for name, (_, value) in by_flag.items()}
         values: dict[str, Any] = {}
         for variable in VARIABLES:
             values[variable.field] = variable.parse(variable.default) if variable.default else None
@@ -201,24 +241,20 @@ class Settings:
                 if (text := raw.get(variable.name)) is not None:
                     values[variable.field] = variable.read(text)
             except WrongValue as wrong:
-                where = "the environment" if variable.name in process else str(path)
-                problems.append(f"{variable.name} ({where}) {wrong}")
+                if variable.name in by_flag:
+                    said = by_flag[variable.name][0]
+                else:
+                    said = f"{variable.name} ({'the environment' if variable.name in process else path})"
+                problems.append(f"{said} {wrong}")
         problems += _unknown(raw)
         if values["sandbox_backend"] == "e2b" and "E2B_API_KEY" not in raw:
-            problems.append("VERL_EXT_SANDBOX_BACKEND is e2b but E2B_API_KEY is not set: set it, or choose local")
+            said = by_flag.get("VERL_EXT_SANDBOX_BACKEND", ("VERL_EXT_SANDBOX_BACKEND",))[0]
+            problems.append(f"{said} is e2b but E2B_API_KEY is not set: set it, or choose local")
         if wrong_service := key_of_another_service(values["e2b_api_key"], values["e2b_domain"]):
             problems.append(wrong_service)
         values["env_file"] = path.absolute() if named or path.is_file() else None
-        return cls(**values), problems
-
-    @classmethod
-    def load_with(cls, given: Mapping[str, str], env_file: Path | str | None = None) -> Settings:
-        """Like `load`, with what the user gave as flags over everything.
-
-        Raises:
-            ConfigurationError: as `load`.
-        """
-        return cls.load(env_file, environ={**os.environ, **given})
+        given = frozenset(variable.field for variable in VARIABLES if variable.name in raw)
+        return cls(**values, given=given), problems
 
     @property
     def backend(self) -> str:
@@ -233,9 +269,8 @@ class Settings:
         return self.backend == "local" and not self.e2b_api_url
 
     def is_default(self, field: str) -> bool:
-        """Whether a setting has the value that it has when nobody sets it."""
-        variable = next(variable for variable in VARIABLES if variable.field == field)
-        return getattr(self, field) == (variable.parse(variable.default) if variable.default else None)
+        """Whether nobody set it; who sets it to its default means that value."""
+        return field not in self.given
 
     def folder(self, name: str) -> Path:
         """`data`, `models`, `cache` or `runs` under the data root; not made."""
@@ -260,7 +295,7 @@ class Settings:
         quotes, which those libraries would take for part of the value.
         """
         put = []
-        for name in ("HF_ENDPOINT", "HF_TOKEN", "WANDB_API_KEY"):
+        for name in _FOREIGN:
             value = getattr(self, name.lower())
             text = value.reveal() if isinstance(value, Secret) else value
             if text is not None and os.environ.get(name) != text:
@@ -269,20 +304,20 @@ class Settings:
         return put
 
     def redacted(self, text: str) -> str:
-        """`text` with every secret in it replaced by ***."""
+        """`text` with every secret in it replaced by ***: the known ones, and what has the shape of one."""
         for variable in VARIABLES:
             value = getattr(self, variable.field)
             if isinstance(value, Secret):
                 text = text.replace(value.reveal(), "***")
-        return text
+        return masked(text)
 
     def reveals(self, text: str) -> str | None:
-        """The name of the variable whose secret is in `text`, if one is."""
+        """What secret is in `text`: a variable's name, or that something has the shape of one; None if none is."""
         for variable in VARIABLES:
             value = getattr(self, variable.field)
             if isinstance(value, Secret) and value.reveal() in text:
                 return variable.name
-        return None
+        return "what has the shape of a key" if masked(text) != text else None
 
 
 # Sandboxes of a local server: about 10 MiB each, so 64 fit anywhere; creates are bounded by its CPU alone.

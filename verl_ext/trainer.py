@@ -8,7 +8,7 @@
       ├── verl.trainer.main_ppo.create_rl_sampler       -> one that a resumed run can go on with
       ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
       ├── verl.trainer.ppo.ray_trainer.process_validation_metrics -> without lost trajectories
-      └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers
+      └── verl.utils.tracking.Tracking                  -> AgsTracking: metrics.jsonl, our numbers, alarms
 
 Everything else of verl is untouched.
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 import torch.utils.data
 import verl.experimental.agent_loop
 import verl.trainer.main_ppo
@@ -40,17 +41,20 @@ from verl.utils.tracking import Tracking
 import verl_ext.advantage  # noqa: F401 - registers the estimator
 from verl_ext.agent_loop import broker_process
 from verl_ext.agent_loop.broker_process import RayBroker
+from verl_ext.alarms import AlarmLog, names_of
 from verl_ext.checkpoint.ranks import check_shared, save_whole
 from verl_ext.engine.replica import EarlyReplica, offer
+from verl_ext.errors import AlarmStopError
 from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_out, wait_until_it_works
 from verl_ext.rollout import take_records
-from verl_ext.runs import METRICS, note_phase, without_nan
+from verl_ext.runs import METRICS, note_phase, read_jsonl, without_nan
 from verl_ext.sandbox.metrics import PoolReport
 from verl_ext.settings import Settings
 
 # Filled by the rollout, emptied by the next log call: verl has no other way from one to the other.
 _pending: dict[str, float] = {}
 _run_dir = Path()
+_stop_on: list[str] = []
 _agent_loop_processes: list[Any] = []
 _broker: RayBroker | None = None  # an actor dies with the process that made it, so the trainer's holds it
 _lost_in_validation: list[bool] = []
@@ -142,7 +146,7 @@ class AgsAgentLoopManager(AgentLoopManager):
 
 
 class AgsTrainer(RayPPOTrainer):
-    """verl's trainer; its checkpoints are whole or not there, and the sandboxes end whatever ends the training."""
+    """verl's trainer: whole checkpoints; an alarm may end it; ends the sandboxes whatever ends the training."""
 
     async_rollout_manager: AgsAgentLoopManager
 
@@ -170,30 +174,51 @@ class AgsTrainer(RayPPOTrainer):
             note_phase(_run_dir, f"checkpoint of step {self.global_steps} is loaded, in {seconds:.1f} s")
 
     def fit(self) -> None:
-        """verl's training loop."""
+        """verl's training loop.
+
+        Raises:
+            AlarmStopError: an alarm ended it; the step's checkpoint is there.
+        """
         try:
             super().fit()
+        except AlarmStopError as stop:
+            raise AlarmStopError(f"{stop}\nThe run was ended, as verl_ext.stop_on asks. {self._saved()}") from stop
         finally:
             numbers = self.async_rollout_manager.close_sandboxes()
             (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
 
+    def _saved(self) -> str:
+        """Where the checkpoint of the step that just ended is; it is written if verl has not."""
+        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        if not folder.is_dir():
+            note_phase(_run_dir, "saving a checkpoint, since an alarm ends the run")
+            self._save_checkpoint()
+        return f"Its checkpoint is {folder}"
+
 
 class AgsTracking(Tracking):
-    """verl's loggers, with the rollout's numbers added, and one JSON line a step in the run folder."""
+    """verl's loggers, with the rollout's numbers added; one JSON line a step in the run folder; the alarms."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        path = _run_dir / METRICS
+        self._alarms = AlarmLog(_run_dir, _stop_on, before=read_jsonl(path))
         # Line-buffered: the driver follows the file, and a killed run keeps what it logged.
-        self._metrics_file = (_run_dir / METRICS).open("a", buffering=1, encoding="utf-8")
+        self._metrics_file = path.open("a", buffering=1, encoding="utf-8")
 
     def log(self, data: dict[str, Any], step: int, backend: Any = None) -> None:
-        """Log one step to every backend."""
-        data = {**data, **_pending}
+        """Log one step to every backend.
+
+        Raises:
+            AlarmStopError: an alarm started that `verl_ext.stop_on` names. The step is logged.
+        """
+        data = {name: _plain(value) for name, value in {**data, **_pending}.items()}
         _pending.clear()
         super().log(data, step, backend)
-        numbers = {name: _number(value) for name, value in data.items()}
-        line = {"step": int(step), "time_s": round(time.time(), 3), "data": numbers}
+        events = self._alarms.step(int(step), data)  # before the step's line: who has seen the step sees its alarms
+        line = {"step": int(step), "time_s": round(time.time(), 3), "data": without_nan(data)}
         self._metrics_file.write(json.dumps(line, allow_nan=False) + "\n")
+        self._alarms.heed(events)
 
 
 class AgsTaskRunner(TaskRunner):
@@ -213,6 +238,7 @@ class AgsTaskRunner(TaskRunner):
         """verl's `run` with our classes in place."""
         global _run_dir, _broker
         _run_dir = Path(config.verl_ext.run_dir)
+        _stop_on[:] = names_of(config.verl_ext.stop_on)
         note_phase(_run_dir, "trainer is imported")
         Settings.load().export_foreign()  # a tracker's key from `.env`
         install()
@@ -251,9 +277,8 @@ def data_metrics_without_lost(batch: DataProto, use_critic: bool = True) -> dict
     return compute_data_metrics(batch if bool(kept.all()) else batch.select_idxs(kept), use_critic)
 
 
-def _number(value: Any) -> Any:
-    """The value as JSON has it; what is no number (NaN, infinity) is null, since JSON has no word for it."""
-    if isinstance(value, np.generic):
+def _plain(value: Any) -> Any:
+    """The value as a plain number, which every tracker takes; verl logs numpy's and torch's among them."""
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray | torch.Tensor) and value.ndim == 0):
         value = value.item()
-    value = without_nan(value)
     return value if isinstance(value, int | float | str | bool) or value is None else str(value)

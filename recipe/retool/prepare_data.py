@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-prompt-tokens", type=_positive, metavar="N", help="leave out longer training prompts; needs --model"
     )
     parser.add_argument(
-        "--data-root", metavar="DIR", type=Path, help="where hub ids are looked up; as set, if left out"
+        "--data-root", metavar="DIR", default="", help="where hub ids are looked up; as set, if left out"
     )
     return parser
 
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("--max-prompt-tokens needs --model, whose tokenizer counts")
     console = Console()
     try:
-        data_root = args.data_root or Settings.load().data_root
+        data_root = Settings.load(flags={"--data-root": args.data_root}).data_root
         out = args.out or prepared_data(data_root)[0].parent
         report = prepare(
             args.train or hub_ids()["train"],

@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from verl_ext.alarms import read_events
 from verl_ext.launch import RunResult
 from verl_ext.runs import METRICS, PHASES, read_jsonl
 from verl_ext.trajectory import read_records
@@ -99,6 +100,7 @@ def report(result: RunResult, verified: dict[str, Any], seconds: dict[str, float
         "probability_difference_last": _mean(last[-1:], "training/rollout_probs_diff_mean"),
         "mask_errors": mask_errors(records),
         "mask_rows": len(records),
+        "alarms": [asdict(event) for event in read_events(result.run_dir)],
         "validation": _validations(read_jsonl(result.run_dir / METRICS)),
         "server": result.server_stats,
         "swept": result.swept,
@@ -251,6 +253,8 @@ def _numbers_table(numbers: dict[str, Any]) -> Table:
         "tool error ratio": f"{numbers['tool_error_ratio']:.3f}",
         "parse failure ratio": f"{numbers['parse_failure_ratio']:.3f}",
         "assistant turns per trajectory": f"{numbers['turns']:.2f}",
+        "alarms": ", ".join(f"{event['alarm']} {event['state']} at {event['step']}" for event in numbers["alarms"])
+        or "none",
         "sandboxes created, ended, left": (
             f"{server.get('created', '?')}, {server.get('killed', '?')}, {numbers['left']}"
         ),

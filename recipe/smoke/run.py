@@ -31,6 +31,7 @@ from recipe.retool import prepare_data
 from recipe.smoke import arithmetic, rules, tiny_model
 from verl_ext import launch, runs
 from verl_ext.compose import CONFIG_DIR, check_names
+from verl_ext.display import Display, display
 from verl_ext.errors import ConfigurationError, TrainingDiedError
 from verl_ext.settings import Settings
 
@@ -117,7 +118,7 @@ def _make_tiny_model(cache: Path) -> None:
 
 def smoke(
     settings: Settings,
-    say: Callable[[str], None],
+    show: Display,
     *,
     hardware: str = "cpu",
     control: str = "",
@@ -126,7 +127,7 @@ def smoke(
 ) -> int:
     """Run it all; returns the exit status."""
     check_names("smoke", hardware)
-    started_s = time.monotonic()
+    started_s, say = time.monotonic(), show.say
     model, train, val = prepare(settings, say)
     prepared_s = time.monotonic() - started_s
     change = CONTROLS[control] if control else Control()
@@ -141,7 +142,7 @@ def smoke(
         server_options=change.server_options,
         environment=change.environment,
     )
-    result = launch.run(request, settings, say)
+    result = launch.run(request, settings, show)
     trained_s = time.monotonic() - started_s - prepared_s
     checked = _verify(result.run_dir, say) if not control else {}
     seconds = {
@@ -183,14 +184,15 @@ def main(arguments: Sequence[str]) -> int:
 
     def action() -> None:
         nonlocal status
-        status = smoke(
-            Settings.load(),
-            launch.say_line,
-            hardware=options.hardware,
-            control=options.control,
-            overrides=options.overrides,
-            run_id=options.run_id,
-        )
+        with display() as show:
+            status = smoke(
+                Settings.load(),
+                show,
+                hardware=options.hardware,
+                control=options.control,
+                overrides=options.overrides,
+                run_id=options.run_id,
+            )
 
     return launch.guarded(action) or status
 

@@ -29,6 +29,8 @@ with warnings.catch_warnings():
 
     from verl_ext import ray_run, trainer
     from verl_ext.agent_loop import worker
+    from verl_ext.alarms import AlarmLog, read_events
+    from verl_ext.errors import AlarmStopError
 
 SEAM = [
     ("verl.trainer.main_ppo", "RayPPOTrainer", "AgsTrainer"),
@@ -177,7 +179,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_each_step_is_one_line_of_json(tracking, tmp_path: Path):
     values = {
         "a": np.float32(0.5), "b": np.int64(3), "c": np.bool_(True), "d": float("nan"), "e": float("inf"),
-        "f": np.float64("nan"), "g": None, "h": "text", "i": 7, "j": -float("inf"),
+        "f": np.float64("nan"), "g": None, "h": "text", "i": 7, "j": -float("inf"), "k": torch.tensor(3),
     }  # fmt: skip
     tracking.log(dict(values), step=np.int64(1))
     tracking.log({"loss": 0.25}, 2)
@@ -185,7 +187,7 @@ def test_each_step_is_one_line_of_json(tracking, tmp_path: Path):
     assert first["step"] == 1
     assert first["data"] == {
         "a": 0.5, "b": 3, "c": True, "d": None, "e": None, "f": None, "g": None, "h": "text", "i": 7, "j": None,
-        "agent/accuracy": 0.5,
+        "k": 3, "agent/accuracy": 0.5,
     }  # fmt: skip
     assert second["data"] == {"loss": 0.25}, "the rollout's numbers belong to one step"
 
@@ -193,6 +195,74 @@ def test_each_step_is_one_line_of_json(tracking, tmp_path: Path):
 def test_verls_loggers_get_the_rollouts_numbers_too(tracking, tmp_path: Path, capsys):
     tracking.log({"loss": 0.25}, 1)
     assert "agent/accuracy:0.5" in capsys.readouterr().out
+
+
+# --- alarms
+
+
+HIGH = {"training/rollout_probs_diff_mean": 0.02}
+
+
+def test_an_alarm_of_stop_on_ends_the_log_call_when_the_step_is_logged(tracking, tmp_path: Path):
+    tracking._alarms = AlarmLog(tmp_path, ["probability-difference"])
+    tracking.log(dict(HIGH), 1)
+    with pytest.raises(AlarmStopError, match="probability-difference at step 2"):
+        tracking.log(dict(HIGH), 2)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert [(event.step, event.alarm) for event in read_events(tmp_path)] == [(2, "probability-difference")]
+
+
+def test_a_run_that_goes_on_in_its_folder_has_its_alarms_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trainer, "_run_dir", tmp_path)
+    monkeypatch.setattr(trainer, "_pending", {})
+    for steps in ((1, 2), (3, 4)):
+        made = trainer.AgsTracking("p", "e", default_backend=[], config={})
+        for step in steps:
+            made.log(dict(HIGH), step)
+        made._metrics_file.close()
+    assert [event.step for event in read_events(tmp_path)] == [2]
+
+
+class Stopped:
+    """What AgsTrainer.fit needs of a trainer whose loop is ended by an alarm at step 7."""
+
+    def __init__(self, folder: Path) -> None:
+        self.trainer: Any = object.__new__(trainer.AgsTrainer)
+        self.trainer.config = OmegaConf.create({"trainer": {"default_local_dir": str(folder / "checkpoints")}})
+        self.trainer.global_steps = 7
+        self.trainer.async_rollout_manager = self
+        self.trainer._save_checkpoint = lambda: self.did.append("saved")
+        self.did: list[str] = []
+
+    def close_sandboxes(self) -> dict[str, float]:
+        self.did.append("sandboxes ended")
+        return {}
+
+
+@pytest.mark.parametrize("verl_saved", [False, True])
+def test_a_run_that_an_alarm_ends_has_the_checkpoint_of_its_last_step(
+    verl_saved: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fit(self: Any) -> None:
+        raise AlarmStopError("ALARM truncation at step 7")
+
+    monkeypatch.setattr(RayPPOTrainer, "fit", fit)
+    monkeypatch.setattr(trainer, "_run_dir", tmp_path)
+    stopped, folder = Stopped(tmp_path), tmp_path / "checkpoints" / "global_step_7"
+    if verl_saved:
+        folder.mkdir(parents=True)
+    with pytest.raises(AlarmStopError) as raised:
+        stopped.trainer.fit()
+    assert str(raised.value).splitlines()[0] == "ALARM truncation at step 7"
+    assert str(folder) in str(raised.value)
+    assert stopped.did == (["sandboxes ended"] if verl_saved else ["saved", "sandboxes ended"])
+
+
+def test_verl_logs_a_step_when_it_has_saved_and_before_it_counts_on():
+    # Why an alarm that ends the run from within the log call leaves a checkpoint of that very step.
+    source = inspect.getsource(RayPPOTrainer.fit)
+    log = source.index("logger.log(data=metrics, step=self.global_steps)")
+    assert source.index("self._save_checkpoint()") < log < source.index("self.global_steps += 1", log)
 
 
 # --- settings that stand in for faults of verl; a test that fails here says that the setting may go

@@ -44,7 +44,10 @@ def kill_and_see(run: Live, victim: psutil.Process) -> None:
 def test_a_dead_engine_ends_the_run_with_the_cause(start: Start, leftovers: Callable[[], list[str]]):
     with start("kill-engine") as run:
         run.wait_for("step 1/200")
+        assert list((run.run_dir / "logs" / "live").glob("worker-*.out"))
         kill_and_see(run, run.child(is_engine))
+    assert not (run.run_dir / "logs" / "live").is_symlink()
+    assert list((run.run_dir / "logs").glob("worker-*.out"))
     assert leftovers() == []
 
 

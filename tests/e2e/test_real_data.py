@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,8 @@ AIME = ROOT.parent / "shared" / "data" / "aime_2024_problems.parquet"
 @dataclass(frozen=True)
 class Finished:
     status: int
-    output: str
+    steps: list[str]
+    said: str
     run_dir: Path
 
 
@@ -60,24 +62,32 @@ def run(environment: dict[str, str], data_root: Path, smoke: Callable[..., objec
             str(out / "val.parquet"),
             "--run-id",
             "real",
+            "--json",
             *sizes,
         ],
         cwd=ROOT,
         env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=1200,
     )
-    return Finished(done.returncode, done.stdout, data_root / "runs" / "real")
+    return Finished(done.returncode, done.stdout.splitlines(), done.stderr, data_root / "runs" / "real")
 
 
 def test_two_steps_on_dapo_rows(run: Finished):
-    assert run.status == 0, run.output
+    assert run.status == 0, run.said
     records = list(read_records(run.run_dir, validation=False))
     assert {record["step"] for record in records} == {1, 2}
     assert {record["data_source"] for record in records} == {"math_dapo"}
     assert len(records) == 2 * 8 * 4
+
+
+def test_standard_output_is_one_json_object_a_step_and_nothing_else(run: Finished):
+    steps = [json.loads(line) for line in run.steps]
+    assert [(step["step"], step["total_steps"]) for step in steps] == [(0, 2), (1, 2), (2, 2)]
+    assert steps[0]["validation"]
+    assert all(step["reward"] <= 0 and step["tokens_per_s"] > 0 for step in steps[1:])
+    assert "step 2/2  reward" in run.said
 
 
 def test_one_validation_over_the_thirty_aime_problems_is_stored(run: Finished):
@@ -87,5 +97,5 @@ def test_one_validation_over_the_thirty_aime_problems_is_stored(run: Finished):
 
 
 def test_nothing_is_left(run: Finished, leftovers: Callable[[], list[str]]):
-    assert "leaked 0" in run.output
+    assert "leaked 0" in run.said
     assert leftovers() == []

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from verl_ext.alarms import read_events
 from verl_ext.runs import CONFIG, MANIFEST, METRICS, read_jsonl
 from verl_ext.trajectory import SCHEMA, read_records
 
@@ -41,6 +42,11 @@ def test_the_metrics_are_finite_and_the_weights_moved(run: Any):
 
 def test_engine_and_trainer_agree_at_the_last_step(run: Any):
     assert run.report["probability_difference_last"] < 0.01
+
+
+def test_a_run_that_learns_raises_no_alarm(run: Any):
+    assert read_events(run.run_dir) == []
+    assert "alarms: none" in run.output
 
 
 def test_every_trajectory_is_recorded_with_its_mask(run: Any):

@@ -154,6 +154,20 @@ def test_no_value_is_taken_that_a_reader_takes_otherwise(value: str, quote: str)
     assert {name: read(line) for name, read in READERS.items()} == dict.fromkeys(READERS, taken)
 
 
+@pytest.mark.parametrize("line", ["ark_0123456789abcdef", "some words", "other", "  E2B API KEY", "export OTHER"])
+def test_a_line_without_an_equals_sign_is_told_by_its_number_and_not_shown(line: str, tmp_path: Path):
+    value, [problem] = ours(f"# a comment\n\n{line}\n{NAME}=ark_0123\n   \n", tmp_path)
+    assert value == "ark_0123"
+    assert problem.endswith(".env line 3: has no =: write NAME=value, or put # before it")
+
+
+def test_the_lines_of_another_programs_long_value_are_told_of_once(tmp_path: Path):
+    text = f"PEM='-----BEGIN\nMIIB\nAAAA\n-----END'\nlost\n{NAME}=ark_0123\n"
+    value, problems = ours(text, tmp_path)
+    assert value == "ark_0123"
+    assert [problem.partition("line ")[2].split(":")[0] for problem in problems] == ["1", "5"]
+
+
 @pytest.mark.parametrize("line", ["OTHER='a'", 'OTHER="a \\" b"', "OTHER=it's", "OTHER=", "OTHER", "OTHER='a' # 'b'"])
 def test_other_programs_lines_are_not_judged(line: str, tmp_path: Path):
     assert ours(f"{line}\n{NAME}=ark_0123", tmp_path) == ("ark_0123", [])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from verl_ext import launch, preflight
-from verl_ext.errors import ConfigurationError, DataError, SandboxUnavailableError, TrainingDiedError
+from verl_ext.errors import AlarmStopError, ConfigurationError, DataError, SandboxUnavailableError, TrainingDiedError
 from verl_ext.launch import guarded, main
 from verl_ext.request import Configured, RunRequest, configure, fitting_hardware
 from verl_ext.settings import Settings
@@ -57,6 +57,7 @@ def flags(inputs: dict[str, str]) -> list[str]:
         ({"--hardware": "h20"}, [], "no hardware named 'h20'"),
         ({"--run-id": "../x"}, [], "run id '../x'"),
         ({"--run-id": "a b"}, [], "use letters, digits"),
+        ({"--stop-on": "truncaton,grad-norm"}, [], "names 'truncaton', which is no alarm: did you mean truncation?"),
         ({}, ["trainer.save_frq=1"], "did you mean trainer.save_freq?"),
         ({}, ["trainer.save_freq"], "write KEY=VALUE"),
         ({}, ["data.train_batch_size=17"], "is no multiple of actor_rollout_ref.actor.ppo_mini"),
@@ -163,6 +164,7 @@ def test_the_command_line_itself_explains(arguments: list[str], capsys):
         (DataError("wrong data"), 2),
         (TrainingDiedError("a process died"), 70),
         (SandboxUnavailableError("no server"), 70),
+        (AlarmStopError("an alarm"), 3),
         (launch.Interrupted(15), 143),
         (launch.Interrupted(2), 130),
     ],
@@ -174,6 +176,14 @@ def test_an_expected_failure_is_a_message_and_a_status(error: BaseException, sta
     assert guarded(fail) == status
     words = "ended by SIG" if status > 128 else str(error)
     assert words in capsys.readouterr().err
+
+
+def test_a_message_shows_nothing_in_the_shape_of_a_key(capsys):
+    def fail() -> None:
+        raise TrainingDiedError("401 for hf_0123456789abcdefghij: ask again")
+
+    assert guarded(fail) == 70
+    assert capsys.readouterr().err == "401 for ***: ask again\n"
 
 
 def test_a_fault_of_ours_is_not_hidden():

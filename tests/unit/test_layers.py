@@ -55,6 +55,8 @@ HEAVY_FILES = {
     "checkpoint/ranks.py": "asks verl's workers",
     "engine/process.py": "makes a Ray actor of the engine's server",
     "engine/replica.py": "a replica of verl's",
+    "network/probe.py": "a rank of torch.distributed",
+    "network/ray_nodes.py": "makes an actor on each node",
     "start.py": "starts Ray actors",
     "agent_loop/worker.py": "a worker of verl's",
     "tools/code_interpreter.py": "a tool of verl's",

@@ -21,7 +21,7 @@ from verl_ext import cuda_compat, preflight
 from verl_ext.compose import CONFIG_DIR, HARDWARE_DIR, compose, hardware_names, resolve
 from verl_ext.errors import ConfigurationError
 from verl_ext.parquet_files import PREPARED_KEY
-from verl_ext.preflight import CHECKS, Subject, machine, subject
+from verl_ext.preflight import CHECKS, Subject, machine, subject, watching
 from verl_ext.settings import Settings
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -96,6 +96,15 @@ def test_the_recipe_has_no_fault_on_its_machines(hardware: str, look):
         ("one-checkpoint", {"trainer.max_actor_ckpt_to_keep": 1}, "keep 2"),
         ("logger", {"trainer.logger": ["console", "tensorbord"]}, "did you mean tensorboard?"),
         ("logger", {"trainer.logger": "wandb"}, "WANDB_API_KEY is not set"),
+        ("stop-on", {"verl_ext.stop_on": ["tool-error"]}, "did you mean tool-errors?"),
+        ("stop-on", {"verl_ext.stop_on": "truncation, 7"}, "names '7', which is no alarm: there are tools-"),
+        ("value-type", {"verl_ext.stop_on": {"a": 1}}, "write text or a list of it"),
+        ("resume-path", {"trainer.resume_mode": "resume_path"}, "there is no path: give trainer.resume_from_path"),
+        ("resume-path", {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/no/global_step_3"},
+         "/no/global_step_3 is no checkpoint"),
+        ("resume-path", {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/tmp"}, "is no checkpoint"),
+        ("resume-path", {"trainer.resume_from_path": "/tmp"}, "set trainer.resume_mode=resume_path"),
+        ("resume-path", {"trainer.resume_mode": "path"}, "verl knows disable, auto, resume_path"),
         ("agent-loop", {f"{ROLLOUT}.agent.default_agent_loop": "single_turn_agent"}, "never use the tool"),
         ("agent-loop", {f"{ROLLOUT}.multi_turn.enable": False}, "would not run the agent loop"),
         ("named-files", {"custom_reward_function.path": "/no/reward.py"}, "custom_reward_function.path: /no/reward.py"),
@@ -175,8 +184,19 @@ def test_a_share_without_a_sandbox_is_told(look):
     assert "= 0 sandboxes: raise one of them" in text
 
 
-def test_a_key_of_wandb_is_enough_for_wandb(look):
-    assert look(environ={"WANDB_API_KEY": CANARY}, **{"trainer.logger": ["console", "wandb"]}) == []
+def test_a_tracker_needs_its_package_and_its_key(look, monkeypatch: pytest.MonkeyPatch):
+    there = set()
+    monkeypatch.setattr(watching, "find_spec", lambda package: package if package in there else None)
+    loggers = {"trainer.logger": ["console", "swanlab"]}
+    [(check, package), (_, key)] = look(**loggers)
+    assert (check, package.partition(":")[2][:21]) == ("logger", " pip install swanlab ")
+    assert "SWANLAB_API_KEY is not set: put it into .env, set SWANLAB_MODE=offline" in key
+    there |= {"swanlab", "wandb", "mlflow", "tensorboard"}
+    assert look(environ={"SWANLAB_API_KEY": CANARY}, **loggers) == []
+    assert look(environ={"SWANLAB_MODE": "local"}, **loggers) == []
+    assert look(environ={"WANDB_API_KEY": CANARY}, **{"trainer.logger": "wandb"}) == []
+    assert look(environ={"WANDB_MODE": "offline"}, **{"trainer.logger": ["wandb", "mlflow", "tensorboard"]}) == []
+    assert look(**{"verl_ext.stop_on": ["truncation", "not-finite"]}) == []
 
 
 def test_off_can_be_said_to_vllm_in_its_own_words(look):

@@ -20,6 +20,7 @@ import pytest
 from verl_ext import attempts, launch, ray_session, resumption, runs
 from verl_ext.checkpoint.folder import CheckpointFolder
 from verl_ext.checkpoint.marker import MARKER, Marker, seal_rest
+from verl_ext.display import Display
 from verl_ext.errors import ConfigurationError
 from verl_ext.request import RunRequest, configure
 from verl_ext.settings import Settings
@@ -57,6 +58,7 @@ def dead(full_root: Path, no_complaint_of_this_machine: None) -> Path:
     (run_dir / runs.PHASES).write_text(lines({"phase": "start", "time_s": BEGAN_S}))
     steps = [{"step": step, "time_s": BEGAN_S + 10 * step, "data": {"x": step}} for step in range(1, 8)]
     (run_dir / runs.METRICS).write_text(lines(*steps) + '{"step": 8, "ti')
+    (run_dir / runs.ALARMS).write_text(lines({"step": 3, "alarm": "x"}, {"step": 6, "alarm": "y"}))
     (run_dir / "rollouts").mkdir()
     for step in range(1, 9):
         path = run_dir / "rollouts" / f"train-{step:06d}.parquet"
@@ -126,6 +128,8 @@ def test_what_came_after_is_put_aside_and_nothing_is_gone(dead):
     assert aside == dead / "attempts" / "1"
     assert [line["step"] for line in runs.read_jsonl(dead / runs.METRICS)] == [1, 2, 3, 4]
     assert [line["step"] for line in runs.read_jsonl(aside / runs.METRICS)] == [5, 6, 7]
+    assert [line["step"] for line in runs.read_jsonl(dead / runs.ALARMS)] == [3]
+    assert [line["step"] for line in runs.read_jsonl(aside / runs.ALARMS)] == [6]
     kept = {path.name for path in (dead / "rollouts").iterdir()}
     moved = {path.name for path in (aside / "rollouts").iterdir()}
     assert kept == {f"train-{step:06d}.parquet" for step in (1, 2, 3, 4)}
@@ -224,7 +228,7 @@ def test_two_processes_never_write_one_run(dead):
         with pytest.raises(
             ConfigurationError, match=rf"dead is being written by process {other.pid} on .*stop it first"
         ):
-            launch.run(RunRequest(), Settings.load(), print, go_on_with="dead")
+            launch.run(RunRequest(), Settings.load(), Display(print), go_on_with="dead")
         other.kill()  # gives it back without a word
         other.wait()
     with attempts.held(dead):

@@ -105,3 +105,4 @@ def test_ours_pass_through_and_keys_are_blanked():
     ours = SandboxQuotaError("x")
     assert map_error(ours, doing="do it") is ours
     assert "sesame" not in str(map_error(ValueError("key sesame"), doing="do it", hide="sesame"))
+    assert "0123" not in str(map_error(ValueError("key e2b_0123456789abcdef0123"), doing="do it"))

@@ -258,11 +258,81 @@ def test_export_foreign_is_asked_for(monkeypatch: pytest.MonkeyPatch):
     assert "E2B_API_KEY" not in os.environ
 
 
+@pytest.mark.parametrize("uri", ["http://mlflow:5000", "sqlite:////data/mlflow.db", "file:/data/mlflow"])
+def test_mlflow_takes_a_server_or_a_file(uri: str):
+    assert Settings.load(environ={"MLFLOW_TRACKING_URI": uri}).mlflow_tracking_uri == uri
+
+
+@pytest.mark.parametrize("uri", ["http://me:word@mlflow:5000", "sqlite:mlflow.db", "mlflow.db", "file:"])
+def test_and_neither_a_password_nor_half_an_address(uri: str):
+    with pytest.raises(ConfigurationError, match="MLFLOW_TRACKING_URI") as raised:
+        Settings.load(environ={"MLFLOW_TRACKING_URI": uri})
+    assert "word" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "hf_AbCdEfGhIjKlMnOpQrStUvWxYz01234567", "e2b_0123456789abcdef0123456789abcdef01234567",
+        "ark_0123456789abcdefABCDEF", "sk-proj-0123_4567-89abcdefghij", "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+    ],
+)  # fmt: skip
+def test_what_has_the_shape_of_a_key_is_masked_though_no_setting_holds_it(key: str):
+    settings = Settings.load(environ={})
+    assert settings.redacted(f"trainer.x={key}, 1e-6") == "trainer.x=***, 1e-6"
+    assert settings.reveals(f"key:{key}") == "what has the shape of a key"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_transfer", "actor_rollout_ref.rollout.n=8", "/data/hf_models/Qwen--Qwen3-4B-Instruct-2507", "e2b_code",
+        "task-0123456789abcdefghijklmn", "benchmark_0123456789abcdef0123", "risk-adjusted-return-of-the-portfolio",
+        "retool-20251130-141502-1a2b", "0123456789abcdef0123456789abcdef01234567",
+    ],
+)  # fmt: skip
+def test_what_only_looks_a_little_like_one_is_left(text: str):
+    assert Settings.load(environ={}).redacted(text) == text
+
+
+def test_a_flags_mistake_is_the_flags():
+    flags = {"--sandbox": "ags", "--data-root": "/etc/passwd"}
+    _, problems = Settings.read(flags=flags, environ={"VERL_EXT_SANDBOX_BACKEND": "local"})
+    assert problems == [
+        "--sandbox must be one of auto, e2b, local",
+        "--data-root is no folder: /etc/passwd is a file",
+    ]
+    _, problems = Settings.read(flags={"--sandbox": "e2b"}, environ={})
+    assert problems == ["--sandbox is e2b but E2B_API_KEY is not set: set it, or choose local"]
+    assert Settings.load(flags={"--sandbox": "", "--data-root": "/x"}, environ={}).data_root == Path("/x")
+
+
+@pytest.mark.parametrize("share", ["0", "1.5", "2", "-1"])
+def test_a_share_beyond_the_account_is_told_when_it_is_read(share: str):
+    with pytest.raises(ConfigurationError, match=r"VERL_EXT_SANDBOX_SHARE .* from 0.001 to 1"):
+        Settings.load(environ={"VERL_EXT_SANDBOX_SHARE": share})
+
+
+@pytest.mark.parametrize("below", ["", "/runs"])
+def test_a_data_root_that_is_a_file_is_told_when_it_is_read(below: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"VERL_EXT_DATA_ROOT .* is no folder: .*/file is a file"):
+        Settings.load(environ={"VERL_EXT_DATA_ROOT": f"{tmp_path}/file{below}"})
+    assert Settings.load(environ={"VERL_EXT_DATA_ROOT": f"{tmp_path}/new{below}"}).data_root.name
+
+
+def test_who_says_the_default_means_it_also_on_a_local_server():
+    assert under_test.sandboxes_alive(Settings.load(environ={})) == under_test.LOCAL_MAX_ALIVE
+    said = Settings.load(environ={"VERL_EXT_SANDBOX_MAX_ALIVE": "10"})
+    assert (said.is_default("sandbox_max_alive"), said.is_default("sandbox_max_starting")) == (False, True)
+    assert under_test.sandboxes_alive(said) == 10
+
+
 def test_a_secret_in_a_text_is_told_by_name():
     settings = load(f"HF_TOKEN={CANARY}\n")
     assert settings.reveals(f"x={CANARY}!") == "HF_TOKEN"
     assert settings.reveals("HF_TOKEN") is None
-    assert settings.reveals(CANARY[:-1]) is None
+    assert settings.reveals(CANARY[:12]) is None
 
 
 def test_only_foreign_variables_are_read_by_name(monkeypatch: pytest.MonkeyPatch):
@@ -284,7 +354,7 @@ def test_a_host_is_exempted_from_the_proxy_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_fields_are_the_table():
     names = {v.name.removeprefix(PREFIX).lower() for v in VARIABLES}
-    assert names == {field.name for field in dataclasses.fields(Settings)}
+    assert names == {field.name for field in dataclasses.fields(Settings)} - {"given"}
 
 
 def test_importing_settings_is_light():

@@ -131,10 +131,12 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         (
             "train",
             {"hardware": "cpu", "model": "my m", "train": "t", "val": "v", "recipe": "smoke", "run_id": "r1",
-             "data_root": "d", "env_file": "e", "sandbox": "local", "dry_run": True,
+             "data_root": "d", "env_file": "e", "sandbox": "local", "dry_run": True, "json": True,
+             "stop_on": "truncation,grad-norm",
              "set_": ["trainer.logger=[console, file]", "x='$HOME;`ls`'"]},
             [["verl_ext.launch", "--recipe=smoke", "--hardware=cpu", "--model=my m", "--train=t", "--val=v",
-              "--run-id=r1", "--data-root=d", "--env-file=e", "--sandbox=local", "--dry-run",
+              "--run-id=r1", "--data-root=d", "--env-file=e", "--sandbox=local",
+              "--stop-on=truncation,grad-norm", "--json", "--dry-run",
               "trainer.logger=[console, file]", "x='$HOME;`ls`'"]],
         ),
         ("prepare_data", {}, [["recipe.retool.prepare_data"]]),
@@ -158,6 +160,11 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         ("settings", {}, [["verl_ext.settings"]]),
         ("check_sandbox", {}, [["verl_ext.check"]]),
         ("check_sandbox", {"json": True, "max_probe": "20"}, [["verl_ext.check", "--json", "--max-probe", "20"]]),
+        ("render", {"platform": "slurm", "nodes": "4", "out": "o", "set_": ["a.b=1"]},
+         [["verl_ext.platforms", "slurm", "--nodes=4", "--out=o", "a.b=1"]]),
+        ("check_network", {}, [["verl_ext.network"]]),
+        ("check_network", {"address": "h:6379", "timeout_s": "9", "json": True},
+         [["verl_ext.network", "--address=h:6379", "--timeout-s=9", "--json"]]),
         ("clean_sandboxes", {"run_": "r"}, [["verl_ext.clean", "--run", "r"]]),
     ],
 )  # fmt: skip
@@ -184,6 +191,20 @@ def test_without_a_name_the_quick_tests_come_first_and_each_folder_on_its_own(co
     pytest_runs = [command for command in commands(context) if command[0] == "pytest"]
     assert [command[-1] for command in pytest_runs] == ["tests/unit", "tests/contract", "tests/e2e"]
     assert ["--numprocesses=logical" in command for command in pytest_runs] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "No idea what 'trian' is"), (["train", "--hardware"], "needed value"),
+        (["smoke", "--set", "", "--hardware=x"], "an override is empty"), (["train", "--", ""], "an override is empty"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_status_2(words: list[str], said: str):
+    done = subprocess.run([sys.executable, "-m", "invoke", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.preflight import configuration, inputs, machine, parallel
+from verl_ext.preflight import configuration, inputs, machine, parallel, watching
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import Settings
 
@@ -49,7 +49,8 @@ CHECKS: tuple[Check, ...] = (
     Check("false-options", configuration.false_options, ("value-type",)),
     Check("estimator", configuration.estimator, _SOUND),
     Check("one-checkpoint", configuration.one_checkpoint, ("value-type",)),
-    Check("logger", configuration.logger, ("value-type",)),
+    Check("logger", watching.logger, ("value-type",)),
+    Check("stop-on", watching.stop_on, ("value-type",)),
     Check("agent-loop", configuration.agent_loop, ("value-type",)),
     Check("named-files", configuration.named_files),
     Check("lost-rule", configuration.lost_rule, ("value-type",)),
@@ -61,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
     Check("heads", parallel.heads, (*_SOUND, "model")),
     Check("model", inputs.model),
     Check("weights", inputs.weights, ("model",)),
+    Check("resume-path", inputs.resume_path, ("value-type",)),
     Check("data-files", inputs.data_files),
     Check("data-columns", inputs.data_columns, ("data-files",)),
     Check("data-rows", inputs.data_rows, (*_SOUND, "data-files")),

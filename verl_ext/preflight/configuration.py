@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,9 @@ _ANY_NUMBER = frozenset(
     }
 )
 # Text in verl's YAML, but a list is read too, or the other way round.
-_TEXT_OR_LIST = frozenset({"data.train_files", "data.val_files", "trainer.logger", "verl_ext.waive"})
+_TEXT_OR_LIST = frozenset(
+    {"data.train_files", "data.val_files", "trainer.logger", "verl_ext.waive", "verl_ext.stop_on"}
+)
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list"}
 
 
@@ -236,24 +237,6 @@ def one_checkpoint(subject: Subject) -> Iterator[str]:
             "trainer.max_actor_ckpt_to_keep is 1: a run whose one checkpoint is damaged would have none to go on "
             "from: keep 2"
         )
-
-
-# Source: verl 0.6.1 utils/tracking.py Tracking.supported_backend.
-_LOGGERS = (
-    "wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "console", "clearml", "trackio", "file",
-)  # fmt: skip
-
-
-def logger(subject: Subject) -> Iterator[str]:
-    """verl asserts the names when everything else is running."""
-    value = subject.get("trainer.logger")
-    for name in [value] if isinstance(value, str) else value or []:
-        if name not in _LOGGERS:
-            near = difflib.get_close_matches(str(name), _LOGGERS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_LOGGERS)}"
-            yield f"trainer.logger names {name!r}, which verl does not have: {hint}"
-    if value and "wandb" in value and subject.settings.wandb_api_key is None:
-        yield "trainer.logger names wandb, but WANDB_API_KEY is not set: put it into .env, or leave wandb out"
 
 
 def agent_loop(subject: Subject) -> Iterator[str]:

@@ -37,6 +37,24 @@ def weights(subject: Subject) -> Iterator[str]:
         yield f"{problem}: fetch it again with `invoke download`, which goes on where it broke off"
 
 
+_RESUME_MODES = ("disable", "auto", "resume_path")
+
+
+def resume_path(subject: Subject) -> Iterator[str]:
+    """A checkpoint to go on from; verl asserts it when its workers are up. Its data are looked at in resume.py."""
+    mode, path = subject.get("trainer.resume_mode"), subject.get("trainer.resume_from_path")
+    if mode not in _RESUME_MODES:
+        yield f"trainer.resume_mode is {mode!r}: verl knows {', '.join(_RESUME_MODES)}"
+    elif mode == "resume_path":
+        cure = "give trainer.resume_from_path a folder runs/RUN/checkpoints/global_step_N"
+        if not path:
+            yield f"trainer.resume_mode is resume_path, but there is no path: {cure}"
+        elif not Path(str(path)).expanduser().is_dir() or not Path(str(path)).name.startswith("global_step_"):
+            yield f"trainer.resume_from_path {path} is no checkpoint: {cure}"
+    elif path:
+        yield f"trainer.resume_from_path is set, but resume_mode is {mode}: set trainer.resume_mode=resume_path"
+
+
 def data_files(subject: Subject) -> Iterator[str]:
     """There, and parquet."""
     for name in DATA:

@@ -18,6 +18,7 @@ from verl_ext.errors import (
     SandboxTimeoutError,
     SandboxUnavailableError,
 )
+from verl_ext.setting_values import masked
 
 # AGS answers a full account with 400 [LimitExceeded.SandboxInstance], and Tencent's gateway a full rate with
 # RequestLimitExceeded. Source: one public user report; not tried against live AGS.
@@ -119,7 +120,7 @@ def map_error(error: BaseException, *, doing: str, hide: str | None = None) -> S
     Args:
         error: what the SDK raised.
         doing: what was being done, for the message ("create a sandbox from code-interpreter-v1").
-        hide: the key; should the service echo it, it is blanked.
+        hide: the key; should the service echo it, it is blanked, as is all that has the shape of a key.
     """
     if isinstance(error, SandboxError):
         return error
@@ -129,4 +130,4 @@ def map_error(error: BaseException, *, doing: str, hide: str | None = None) -> S
         text = f"the answer is not JSON: {error.doc[:200]!r}"
     if hide:
         text = text.replace(hide, "***")
-    return kind(f"could not {doing}: {type(error).__name__}: {text[:500]}: {_CURES[kind]}")
+    return kind(f"could not {doing}: {type(error).__name__}: {masked(text)[:500]}: {_CURES[kind]}")
