@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent
 NEEDED = ("dotenv", "rich")
 
 
-def parse_tasks(program: Program) -> None:
+def parse_tasks(self: Program) -> None:
     """invoke's own, but a wrong word on the command line gives status 2, as with every other command, and not 1."""
     try:
-        _parse_tasks(program)
+        _parse_tasks(self)
     except ParseError as error:
         raise Exit(str(error), code=2) from None
 
@@ -158,6 +158,85 @@ def train(
     }  # fmt: skip
     switches = ["--json" if json else "", "--dry-run" if dry_run else ""]
     become("verl_ext.launch", *given(flags), *switches, *overrides(set_))
+
+
+@task(
+    help={
+        "address": "http://HEAD:8265 or HEAD:6379; default: RAY_ADDRESS, else the dashboard here",
+        "nodes": "wait for so many with GPUs, or for these (a,b,c); all that are there are taken",
+        "wait_s": "how long nodes are waited for; default: 600",
+        "project": "where the project is on the nodes; default: where it is here",
+        "upload": "send the project along, to nodes that have only the packages",
+        "no_wait": "return when the job is submitted",
+        "status": "ID: say where a job is",
+        "logs": "ID: follow a job; its exit status",
+        "stop": "ID: stop a job, end what is left of its sandboxes",
+        "resume": "go on with a run that died: its name",
+        "hardware": "a file of recipe/retool/config/hardware; default: by the nodes' GPUs",
+        "model": "as for train, on the nodes; likewise all below",
+        "train": "parquet", "val": "parquet", "recipe": "its name", "run_id": "name of the run, and of the job",
+        "data_root": "folder that all nodes share", "env_file": "file that all nodes share; default: each node's own",
+        "sandbox": "auto, e2b or local", "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
+    },
+    iterable=["set_"],
+)  # fmt: skip
+def launch(
+    context, hardware="", model="", train="", val="", recipe="", run_id="", resume="", data_root="", env_file="",
+    sandbox="", address="", nodes="", wait_s="", project="", upload=False, no_wait=False, status="", logs="", stop="",
+    set_=None,
+):  # fmt: skip
+    """Train on a Ray cluster."""
+    flags = {
+        "--address": address, "--nodes": nodes, "--wait-s": wait_s, "--project": project, "--status": status,
+        "--logs": logs, "--stop": stop, "--resume": resume, "--recipe": recipe, "--hardware": hardware,
+        "--model": model, "--train": train, "--val": val, "--run-id": run_id, "--data-root": data_root,
+        "--env-file": env_file, "--sandbox": sandbox}  # fmt: skip
+    switches = ["--upload" if upload else "", "--no-wait" if no_wait else ""]
+    become("verl_ext.cluster.launch", *switches, *given(flags), *overrides(set_))
+
+
+_NODE = {
+    "node_address": "of this machine, if it has several",
+    "env_file": "this node's settings and secrets, in place of ./.env",
+    "gpus": "that Ray gives away; default: all that are here",
+    "cpus": "likewise",
+}
+
+
+@task(
+    help={
+        "port": "of the cluster; default: 6379",
+        "dashboard_host": "address that the dashboard listens on; whoever reaches it can run anything",
+        "dashboard_port": "default: 8265",
+        **_NODE,
+    }
+)
+def cluster_head(
+    context, port="", dashboard_host="", dashboard_port="", node_address="", env_file="", gpus="", cpus=""
+):  # fmt: skip
+    """Start a Ray cluster on this machine."""
+    flags = {"--port": port, "--dashboard-host": dashboard_host, "--dashboard-port": dashboard_port,
+             "--node-address": node_address, "--env-file": env_file, "--gpus": gpus, "--cpus": cpus}  # fmt: skip
+    become("verl_ext.cluster.start", "head", *given(flags))
+
+
+@task(positional=["address"], help={"address": "HOST:PORT that cluster-head said", **_NODE})
+def cluster_join(context, address, node_address="", env_file="", gpus="", cpus=""):
+    """Join this machine to a Ray cluster."""
+    flags = {"--node-address": node_address, "--env-file": env_file, "--gpus": gpus, "--cpus": cpus}
+    become("verl_ext.cluster.start", "join", *given(flags), address)
+
+
+@task(help={"address": "HOST:PORT; default: of the node that runs here"})
+def cluster_status(context, address=""):
+    """Show a cluster's nodes and what is in use."""
+    become("verl_ext.cluster.start", "status", *given({"--address": address}))
+
+
+@task
+def cluster_stop(context):
+    """End the Ray node that was started here."""
+    become("verl_ext.cluster.start", "stop")
 
 
 @task(
@@ -313,6 +392,11 @@ namespace = Collection(
     prepare_data,
     grade,
     train,
+    launch,
+    cluster_head,
+    cluster_join,
+    cluster_status,
+    cluster_stop,
     export,
     check_sandbox,
     check_network,

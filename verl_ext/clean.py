@@ -69,10 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     parser = argparse.ArgumentParser(prog="invoke clean-sandboxes", description="End what a run left.")
     parser.add_argument("--run", required=True, help="id of the run: a folder's name in runs/ under the data root")
+    parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
+    parser.add_argument("--env-file", default="", help="in place of ./.env")
     parser.add_argument("--json", action="store_true", help="the counts as JSON")
     options = parser.parse_args(arguments)
     try:
-        settings = Settings.load()
+        given = {"VERL_EXT_DATA_ROOT": options.data_root} if options.data_root else {}
+        settings = Settings.load_with(given, options.env_file or None)
         run_id = runs.check_run_id(options.run)
         if settings.needs_own_server:
             raise ConfigurationError(

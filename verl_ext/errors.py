@@ -8,6 +8,7 @@
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
     ├── CheckpointError (RuntimeError)       a checkpoint could not be made whole; older ones are as they were
     ├── AlarmStopError (RuntimeError)        an alarm that the user named ended the run
+    ├── ClusterSilentError (RuntimeError)    a Ray cluster does not answer; what runs there may go on
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
         ├── SandboxAuthError                 key or domain refused; retrying cannot help
         ├── SandboxRequestError              request refused as wrong (template unknown, ...); no retry
@@ -61,6 +62,10 @@ class CheckpointError(VerlAgsError, RuntimeError):
 
 class AlarmStopError(VerlAgsError, RuntimeError):
     """An alarm that `verl_ext.stop_on` names ended the run; the message has the alarm and the checkpoint."""
+
+
+class ClusterSilentError(VerlAgsError, RuntimeError):
+    """A Ray cluster's dashboard does not answer; what runs on the cluster may well go on."""
 
 
 class SandboxError(VerlAgsError, RuntimeError):

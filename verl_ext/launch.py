@@ -1,6 +1,9 @@
-"""From one line to a training run on this machine: `python -m verl_ext.launch`, called by `invoke train`.
+"""From one line to a training run: `python -m verl_ext.launch`, called by `invoke train`, and as a job by `launch`.
 
     settings + recipe + hardware + overrides -> preflight -> run folder -> sandbox server -> Ray -> training
+
+Ray is started on this machine, unless RAY_ADDRESS names a cluster (Ray sets it for a job): then the run is on that
+cluster, with as many nodes and GPUs as it has, and this process may be on any of its nodes.
 
 This process imports neither torch nor verl: it waits, shows progress, watches the others, and cleans up.
 
@@ -20,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,10 +42,12 @@ from verl_ext.resumption import Resumption
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.setting_values import masked
-from verl_ext.settings import FLAGS, LOCAL_CREATE_RATE_PER_S, Settings, sandboxes_alive
+from verl_ext.settings import FLAGS, LOCAL_CREATE_RATE_PER_S, Settings, foreign, sandboxes_alive
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from verl_ext.cluster.shape import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_ALARM, EXIT_DIED = 2, 3, 70
@@ -153,7 +158,8 @@ def _serve_and_train(
             with ThreadPoolExecutor(1) as beside:
                 local_url = server.url if server else None
                 proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
-                _train(config, environment, run_dir, server, proof, show, configured.subject.plan.steps)
+                steps = configured.subject.plan.steps
+                _train(config, environment, run_dir, server, proof, show, steps, request.cluster)
         finally:
             say(alarms.overview(alarms.read_events(run_dir)))
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
@@ -185,14 +191,19 @@ def _train(
     proof: Future[None],
     show: Display,
     steps: int | None,
+    cluster: Cluster | None,
 ) -> None:
     from verl_ext.progress import Follower
-    from verl_ext.ray_run import local_ray, open_files_limit, train
+    from verl_ext.ray_run import cluster_ray, local_ray, open_files_limit, train
 
     open_files_limit()
     show.begin(steps)
     follower = Follower(run_dir, show.say, steps, show.tell, resumed=(run_dir / runs.ATTEMPTS).is_dir())
-    with local_ray(config, environment, run_dir, spare=server.pid if server else 0):
+    if cluster:
+        begun = cluster_ray(config, environment, cluster.address)
+    else:
+        begun = local_ray(config, environment, run_dir, spare=server.pid if server else 0)
+    with begun:
         runs.note_phase(run_dir, "Ray is up")
         _heed(proof)
         try:
@@ -222,7 +233,7 @@ def _environment(
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
     }
-    if settings.env_file:
+    if settings.env_file and not request.cluster:  # there each node has its own, see verl_ext.cluster.start
         values["VERL_EXT_ENV_FILE"] = str(settings.env_file)
     if server:
         values |= {
@@ -238,8 +249,8 @@ def _environment(
         if settings.is_default("sandbox_create_rate_per_s"):
             values["VERL_EXT_SANDBOX_CREATE_RATE_PER_S"] = str(LOCAL_CREATE_RATE_PER_S)
     if cpu:
-        values |= _cpu_environment()
-    else:
+        values |= _cpu_environment(request.cluster)
+    elif not request.cluster:  # there it is decided on each node, by what starts Ray
         # Ray's workers are new processes on this machine, and CUDA_COMPAT may stand in a file that no shell read.
         decision = cuda_compat.decide(os.environ, settings.cuda_compat)  # noqa: TID251 - handed on
         values |= {"CUDA_COMPAT": decision.mode, cuda_compat.SEARCH_PATH: decision.search_path}
@@ -256,13 +267,15 @@ def _tracker_files(settings: Settings, run_dir: Path) -> dict[str, str]:
     return files if settings.mlflow_tracking_uri else {**files, "MLFLOW_TRACKING_URI": f"sqlite:///{run_dir}/mlflow.db"}
 
 
-def _cpu_environment() -> dict[str, str]:
+def _cpu_environment(cluster: Cluster | None) -> dict[str, str]:
     from verl_ext.ray_run import cores
 
+    ranks = cluster.nodes * cluster.gpus_per_node if cluster else 1
     return {
         "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores())),
+        # A list for each of verl's ranks, see verl_ext.cpu; nodes without a GPU are alike in small clusters.
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join([",".join(map(str, cores()))] * ranks),
         # Ray would set 1 for each process; passive, since the processes take turns on the same cores.
         "OMP_NUM_THREADS": str(len(cores())),
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -274,7 +287,9 @@ def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> 
     if not settings.needs_own_server:
         yield None
         return
-    options = ["--host", "127.0.0.1", "--port", "0", "--isolation", settings.sandbox_isolation]
+    # Any node may ask for a sandbox; whoever reaches this address can give Ray itself code to run.
+    host = request.cluster.driver if request.cluster else "127.0.0.1"
+    options = ["--host", host, "--port", "0", "--isolation", settings.sandbox_isolation]
     log_path = run_dir / runs.LOGS / "sandbox-server.log"
     with start_server([*options, *request.server_options], log_path=log_path) as server:
         yield server
@@ -292,6 +307,9 @@ def main(arguments: Sequence[str]) -> int:
     if options.json and options.dry_run:
         parser.error("--json shows steps, and --dry-run makes none: leave one of them away")
     given = {"--sandbox": options.sandbox, "--data-root": options.data_root}
+    environment = {FLAGS[flag]: value for flag, value in given.items() if value}
+    if options.env_file:
+        environment["VERL_EXT_ENV_FILE"] = str(Path(options.env_file).expanduser().absolute())
     stop_on = [f"verl_ext.stop_on={json.dumps(alarms.names_of(options.stop_on))}"] if options.stop_on else []
     request = RunRequest(
         recipe=options.recipe,
@@ -301,7 +319,7 @@ def main(arguments: Sequence[str]) -> int:
         val=options.val,
         overrides=(*options.overrides, *stop_on),
         run_id=options.run_id,
-        environment={FLAGS[flag]: value for flag, value in given.items() if value},
+        environment=environment,
     )
     settings, wrong = Settings.read(options.env_file or None, flags=given)
     if options.dry_run:
@@ -309,7 +327,8 @@ def main(arguments: Sequence[str]) -> int:
 
     def train() -> None:
         with display(as_json=options.json) as show:
-            run(request, settings, show, wrong, options.resume)
+            placed = _placed(request, options.nodes, options.wait_s, show.say)
+            run(placed, settings, show, wrong, options.resume)
 
     return guarded(train)
 
@@ -322,6 +341,16 @@ def _dry_run(request: RunRequest, settings: Settings, wrong: Sequence[str], go_o
         run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
         request = resumption.find(request, run_dir, say).request
     dry_run(request, settings, wrong, say)
+
+
+def _placed(request: RunRequest, nodes: str, wait_s: float, say: Callable[[str], None]) -> RunRequest:
+    """The request on the cluster that RAY_ADDRESS names, if it names one."""
+    address = foreign("RAY_ADDRESS")
+    if not address:
+        return request
+    from verl_ext.cluster.nodes import cluster_of
+
+    return replace(request, cluster=cluster_of(address, nodes, wait_s, say))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -341,6 +370,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sandbox", default="", help="auto, e2b or local, in place of VERL_EXT_SANDBOX_BACKEND")
     parser.add_argument("--stop-on", default="", metavar="NAME,NAME", help="alarms that end the run, with a checkpoint")
     parser.add_argument("--json", action="store_true", help="one JSON object a step on standard output, nothing else")
+    parser.add_argument("--nodes", default="", help="on a cluster: wait for so many nodes, or for these")
+    parser.add_argument("--wait-s", type=float, default=600, help="on a cluster: how long nodes are waited for")
     parser.add_argument("--dry-run", action="store_true", help="show the plan and all problems, start nothing")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="verl's own keys, last and strongest")
     return parser

@@ -1,12 +1,13 @@
-"""Ray for one run on one machine: started, watched, and ended with all its processes."""
+"""Ray for one run: started on this machine and ended with all its processes, or joined; and the run watched."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from verl_ext.interrupts import deferred, rearm
 from verl_ext.process_tree import adopt_orphans, end_descendants
 from verl_ext.progress import Follower
 from verl_ext.runs import LOGS
+from verl_ext.settings import foreign
 
 # What verl's own run_ppo gives its workers (verl 0.6.1 trainer/constants_ppo.py). It is kept here because
 # importing it imports torch, 16 s in a process that only waits; a contract test holds the two equal.
@@ -38,6 +40,12 @@ PPO_ENVIRONMENT = {
 POLL_S = 1.0
 # A dead actor is given this long to be reported by verl itself, with a traceback, before we end the run.
 GRACE_S = 10.0
+# What ray.init takes when it starts a cluster and refuses when it joins one (ray 2.49.2 _private/worker.py init).
+OF_A_NEW_CLUSTER = (
+    "num_cpus", "num_gpus", "resources", "labels", "object_store_memory", "dashboard_host", "dashboard_port",
+    "include_dashboard", "_system_config", "_enable_object_reconstruction", "_node_name", "_temp_dir", "_memory",
+    "_plasma_directory", "_object_spilling_directory", "_metrics_export_port",
+)  # fmt: skip
 
 
 class RunnerProcess:
@@ -64,13 +72,10 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
     # Short, since Ray puts sockets below it and a socket's path has at most 107 bytes.
     session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))
     ray_session.note(run_dir, session)
-    arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    assert isinstance(arguments, dict)  # noqa: S101 - verl's schema
-    options: dict[str, Any] = {str(name): value for name, value in arguments.items() if value is not None}
     adopt_orphans()
     try:
         with deferred():
-            _start_ray(session, environment, options)
+            _start_ray(session, environment, _ray_init(config))
         ray_session.show_logs(session, run_dir / LOGS)
         yield
     finally:
@@ -92,6 +97,43 @@ def _start_ray(session: Path, environment: dict[str, str], options: dict[str, An
         **options,
     )
     rearm()  # ray.init takes SIGTERM for itself
+
+
+@contextlib.contextmanager
+def cluster_ray(config: DictConfig, environment: dict[str, str], address: str) -> Iterator[None]:
+    """A Ray cluster that is there already, joined for as long as the block runs; what it ran for us ends with it.
+
+    Args:
+        config: `ray_kwargs.ray_init` goes to `ray.init`, without what a cluster that runs refuses to be told.
+        environment: as for `local_ray`. A variable that the job was submitted with keeps its value.
+        address: of its control store.
+    """
+    options = {name: value for name, value in _ray_init(config).items() if name not in OF_A_NEW_CLUSTER}
+    try:
+        with deferred():
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                runtime_env={"env_vars": without_the_jobs({**PPO_ENVIRONMENT, **environment})},
+                logging_level="warning",
+                **options,
+            )
+            rearm()
+        yield
+    finally:
+        ray.shutdown()
+
+
+def without_the_jobs(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without what the job's own runtime_env sets: ray.init refuses a second word on it."""
+    said = json.loads(foreign("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}").get("runtime_env") or {}
+    return {name: value for name, value in environment.items() if name not in (said.get("env_vars") or {})}
+
+
+def _ray_init(config: DictConfig) -> dict[str, Any]:
+    arguments = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
+    assert isinstance(arguments, dict)  # noqa: S101 - verl's schema
+    return {str(name): value for name, value in arguments.items() if value is not None}
 
 
 def _worker_pids() -> set[int]:
@@ -155,7 +197,10 @@ def _begin_early(rollout: DictConfig, trainer: DictConfig) -> tuple[list[Any], d
 def _dead_actor() -> str:
     """Which actor of the run is dead and why, or ""."""
     # No public way shows actors without Ray's dashboard, which a run does not start.
+    job = ray.get_runtime_context().get_job_id()
     for actor in ray_state.actors(actor_state_name="DEAD").values():
+        if actor["JobID"] != job:
+            continue  # somebody else's on the same cluster
         cause = actor["DeathCause"].actor_died_error_context.error_message.strip()
         if not actor["ActorClassName"].endswith(RunnerProcess.__name__):
             first = cause.splitlines()[0] if cause else "no cause known"

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from verl_ext import compose as composition
 from verl_ext import preflight, resume, runs
+from verl_ext.cluster.shape import Cluster
 from verl_ext.data_root import find_model, prepared_data
 from verl_ext.errors import ConfigurationError
 from verl_ext.gpus import Gpu, visible_gpus
@@ -40,6 +41,7 @@ class RunRequest:
         run_id: made from the recipe's name and the time if "".
         server_options: further options for the local sandbox server.
         environment: further variables of every process of the run; no secrets.
+        cluster: that the run trains on; this machine alone if None.
         run_dir: the folder of a run that goes on; made new from `run_id` if None.
         resume_from: its checkpoint, every byte of which was verified; from the beginning if None.
     """
@@ -53,6 +55,7 @@ class RunRequest:
     run_id: str = ""
     server_options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    cluster: Cluster | None = None
     run_dir: Path | None = None
     resume_from: Path | None = None
 
@@ -144,7 +147,10 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     problems += [Problem(text, "keys") for text in (*wrong, *missing)]
     subject = Subject(resolved, settings)
     told = {text.partition(" ")[0] for text in missing}
-    problems += [problem for problem in preflight.look(subject) if problem.text.partition(" ")[0] not in told]
+    found = [problem for problem in preflight.look(subject) if problem.text.partition(" ")[0] not in told]
+    # On a cluster this process may be on a machine without GPUs; what it has of the run's is the data root.
+    elsewhere = request.cluster is not None
+    problems += [problem for problem in found if not (elsewhere and problem.of_machine) or problem.check == "disk"]
     if not problems:  # it reads the whole of the data
         try:
             resume.check(resolved, verified=request.resume_from)
@@ -167,6 +173,8 @@ def _from_flags(request: RunRequest, settings: Settings, run_id: str, run_dir: P
     }
     # Quoted as JSON, so that a path may hold any character.
     flags = tuple(f"{key}={json.dumps(str(value))}" for key, value in values.items())
+    if request.cluster:
+        flags = (*flags, *request.cluster.overrides)
     # verl validates a step before it saves it.
     return (*flags, "trainer.val_before_train=false") if request.resume_from else flags
 

@@ -47,6 +47,7 @@ def check(config: DictConfig, verified: Path | None = None) -> None:
         return
     if checkpoint != verified and (checkpoint / "actor").is_dir():
         _refuse_damage(checkpoint, unsealed=bool(config.verl_ext.get("allow_unsealed_checkpoint", False)))
+    _refuse_other_ranks(checkpoint, config.trainer)
     if config.verl_ext.get("allow_changed_data", False):
         return
     problems = list(_problems(config, checkpoint))
@@ -69,6 +70,18 @@ def _refuse_damage(checkpoint: Path, *, unsealed: bool) -> None:
         raise ConfigurationError(
             f"{checkpoint} is not known to be whole ({marker}): take another one; if it was saved by verl alone and "
             "you know that it is whole, set verl_ext.allow_unsealed_checkpoint=true"
+        )
+
+
+def _refuse_other_ranks(checkpoint: Path, trainer: DictConfig) -> None:
+    """verl 0.6.1 has a shard of each rank and opens those of its own number of ranks."""
+    ranks = trainer.get("nnodes", 1) * trainer.get("n_gpus_per_node", 1)
+    names = (path.name.split("_") for path in (checkpoint / "actor").glob("model_world_size_*_rank_0.pt"))
+    saved_by = {int(words[3]) for words in names}
+    if saved_by and ranks not in saved_by:
+        raise ConfigurationError(
+            f"{checkpoint} was saved by {max(saved_by)} ranks, and this run has {ranks} (trainer.nnodes x "
+            "trainer.n_gpus_per_node): go on with as many, or make a model of it with `invoke export` and train that"
         )
 
 

@@ -256,6 +256,11 @@ class Settings:
         given = frozenset(variable.field for variable in VARIABLES if variable.name in raw)
         return cls(**values, given=given), problems
 
+    @classmethod
+    def read_with(cls, given: Mapping[str, str]) -> tuple[Settings, list[str]]:
+        """Like `read`, with what the user gave as flags over everything."""
+        return cls.read(environ={**os.environ, **given})
+
     @property
     def backend(self) -> str:
         """`e2b` or `local`: what `sandbox_backend` comes to."""

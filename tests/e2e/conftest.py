@@ -33,7 +33,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 # One secret of each kind, in the `.env` of every run of the session.
 CANARIES = {
     name: f"{prefix}canary{name.lower().replace('_', '')}0123"
-    for name, prefix in (("E2B_API_KEY", "ark_"), ("HF_TOKEN", "hf_"), ("WANDB_API_KEY", "wb_"))
+    for name, prefix in (
+        ("E2B_API_KEY", "ark_"),
+        ("HF_TOKEN", "hf_"),
+        ("WANDB_API_KEY", "wb_"),
+        ("SWANLAB_API_KEY", "sl_"),
+        ("MLFLOW_TRACKING_TOKEN", "ml_"),
+    )
 }
 
 

@@ -213,6 +213,7 @@ def start_ray(
     cpus: int = 8,
     gpus: int = 1,
     object_store_mib: int = 256,
+    dashboard: bool = False,
 ) -> str:
     """A Ray cluster over all nodes, the first as head; its address.
 
@@ -222,10 +223,12 @@ def start_ray(
         cpus: that each node says it has.
         gpus: likewise; nobody looks whether there are any.
         object_store_mib: of each node.
+        dashboard: whether the head has one; its nine processes cost a minute of a core at the start.
     """
     address = f"{network.nodes[0].address}:{RAY_PORT}"
     for node in network.nodes:
-        role = ["--head", f"--port={RAY_PORT}"] if node.index == 0 else [f"--address={address}"]
+        at_head = ["--head", f"--port={RAY_PORT}", f"--include-dashboard={dashboard}"]
+        role = at_head if node.index == 0 else [f"--address={address}"]
         sizes = [f"--num-cpus={cpus}", f"--num-gpus={gpus}", f"--object-store-memory={object_store_mib * 2**20}"]
         words = ["ray", "start", *role, f"--node-ip-address={node.address}", *sizes, "--disable-usage-stats"]
         network.run(node, words, (environments or {}).get(node.index))

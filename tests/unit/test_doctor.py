@@ -114,6 +114,14 @@ def test_an_interface_that_is_not_there_is_red(monkeypatch, tmp_path):
     assert "GLOO_SOCKET_IFNAME" not in found
 
 
+def test_a_cluster_that_is_named_is_a_note_since_a_run_can_go_there(monkeypatch):
+    subject = machine.subject_of(settings(), on_gpu=False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert states(machine.ray_clusters(subject))["RAY_ADDRESS"] == "note"
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert "RAY_ADDRESS" not in states(machine.ray_clusters(subject))
+
+
 def test_a_taken_port_is_a_note(monkeypatch):
     subject = machine.subject_of(settings(), on_gpu=False)
     monkeypatch.setattr(machine.preflight, "port_error", lambda port: OSError("in use") if port == 6379 else None)

@@ -43,6 +43,8 @@ def module_level_imports(path: Path) -> set[str]:
 
 # What may be heavy, and why; every other file of verl_ext must be light.
 HEAVY_FILES = {
+    "cluster/jobs.py": "Ray's Jobs API; imported when something is asked of a cluster",
+    "cluster/nodes.py": "asks a Ray cluster; imported by jobs and by a run on one",
     "advantage.py": "an estimator of verl's, on tensors",
     "cpu.py": "loaded by verl itself",
     "lost.py": "cuts verl's batches",

@@ -98,6 +98,7 @@ def test_the_recipe_has_no_fault_on_its_machines(hardware: str, look):
         ("logger", {"trainer.logger": "wandb"}, "WANDB_API_KEY is not set"),
         ("stop-on", {"verl_ext.stop_on": ["tool-error"]}, "did you mean tool-errors?"),
         ("stop-on", {"verl_ext.stop_on": "truncation, 7"}, "names '7', which is no alarm: there are tools-"),
+        ("stop-on", {"verl_ext.stop_on": [7]}, "names '7', which is no alarm"),
         ("value-type", {"verl_ext.stop_on": {"a": 1}}, "write text or a list of it"),
         ("resume-path", {"trainer.resume_mode": "resume_path"}, "there is no path: give trainer.resume_from_path"),
         ("resume-path", {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "/no/global_step_3"},

@@ -101,6 +101,16 @@ def test_a_checkpoint_of_verls_alone_is_taken_when_told(old_run):
         resume.check(old_run)
 
 
+def test_another_number_of_ranks_is_refused(old_run):
+    checkpoint = Path(old_run.trainer.resume_from_path)
+    (checkpoint / "actor" / "model_world_size_4_rank_0.pt").touch()
+    old_run.trainer.nnodes, old_run.trainer.n_gpus_per_node = 2, 2
+    resume.check(old_run)
+    old_run.trainer.nnodes = 1
+    with pytest.raises(ConfigurationError, match=r"was saved by 4 ranks, and this run has 2 .*invoke export"):
+        resume.check(old_run)
+
+
 def test_damage_is_refused_whatever_is_allowed(old_run):
     checkpoint = Path(old_run.trainer.resume_from_path)
     (checkpoint / "data.pt").write_bytes(b"plaXe")

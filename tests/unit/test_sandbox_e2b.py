@@ -195,7 +195,7 @@ async def stub() -> AsyncIterator[Stub]:
 async def backend(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[E2BBackend]:
     monkeypatch.setattr(under_test, "_REAP_AFTER_S", (0.05, 0.1))
     backend = E2BBackend(
-        api_key=KEY, api_url=stub.url, sandbox_url=stub.url, create_timeout_s=0.3, control_timeout_s=2.0
+        api_key=KEY, api_url=stub.url, sandbox_url=stub.url, create_timeout_s=5.0, control_timeout_s=2.0
     )
     yield backend
     await backend.aclose()
@@ -270,6 +270,7 @@ async def test_a_create_that_comes_late_is_ended(backend: E2BBackend, stub: Stub
     async def create(call: Call) -> Answer:
         return stub.do_create(call)
 
+    backend._create_timeout_s = 0.3
     stub.create = [late(0.45, create)]
     with pytest.raises(SandboxTimeoutError):
         await backend.create(labels={}, ttl_s=60)

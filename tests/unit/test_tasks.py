@@ -139,6 +139,18 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
               "--stop-on=truncation,grad-norm", "--json", "--dry-run",
               "trainer.logger=[console, file]", "x='$HOME;`ls`'"]],
         ),
+        ("launch", {}, [["verl_ext.cluster.launch"]]),
+        (
+            "launch",
+            {"address": "a:1", "nodes": "2", "no_wait": True, "upload": True, "hardware": "cpu", "set_": ["a.b=1"]},
+            [["verl_ext.cluster.launch", "--upload", "--no-wait", "--address=a:1", "--nodes=2", "--hardware=cpu",
+              "a.b=1"]],
+        ),
+        ("launch", {"stop": "r"}, [["verl_ext.cluster.launch", "--stop=r"]]),
+        ("cluster_head", {"gpus": "1"}, [["verl_ext.cluster.start", "head", "--gpus=1"]]),
+        ("cluster_join", {"address": "a:1"}, [["verl_ext.cluster.start", "join", "a:1"]]),
+        ("cluster_status", {}, [["verl_ext.cluster.start", "status"]]),
+        ("cluster_stop", {}, [["verl_ext.cluster.start", "stop"]]),
         ("prepare_data", {}, [["recipe.retool.prepare_data"]]),
         (
             "prepare_data",

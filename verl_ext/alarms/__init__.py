@@ -136,7 +136,7 @@ class AlarmLog:
 
 def names_of(stop_on: Any) -> list[str]:
     """The names in `verl_ext.stop_on`: a list of them, or text with commas between."""
-    return [name.strip() for name in (stop_on.split(",") if isinstance(stop_on, str) else stop_on or [])]
+    return [str(name).strip() for name in (stop_on.split(",") if isinstance(stop_on, str) else stop_on or [])]
 
 
 def read_events(run_dir: Path) -> list[Event]:

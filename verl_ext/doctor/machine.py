@@ -131,7 +131,10 @@ def network(subject: Subject) -> Iterator[Finding]:
 
 def ray_clusters(subject: Subject) -> Iterator[Finding]:
     """Others that a run would meet."""
-    yield from _of_preflight("RAY_ADDRESS", preflight.ray_address, subject)
+    if address := foreign("RAY_ADDRESS"):
+        yield note(
+            "RAY_ADDRESS", f"names a Ray cluster, {address}", "`invoke train` trains there, or here if it is unset"
+        )
     yield from _of_preflight("Ray cluster", preflight.ray_running, subject, "none holds this machine's GPUs")
 
 

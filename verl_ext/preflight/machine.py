@@ -74,7 +74,10 @@ def ray_address(subject: Subject) -> Iterator[str]:
     """ray.init would join that cluster, and refuse what the run tells it."""
     address = foreign("RAY_ADDRESS")
     if address:
-        yield f"RAY_ADDRESS names another Ray cluster ({address}), and this run starts its own: unset RAY_ADDRESS"
+        yield (
+            f"RAY_ADDRESS names another Ray cluster ({address}), and this run starts its own: unset RAY_ADDRESS; "
+            "`invoke launch` trains there"
+        )
 
 
 def ray_running(subject: Subject) -> Iterator[str]:

@@ -52,7 +52,7 @@ def stop_on(subject: Subject) -> Iterator[str]:
     """A name that is no alarm would never end the run."""
     for name in names_of(subject.get("verl_ext.stop_on")):
         if name not in NAMES:
-            yield f"verl_ext.stop_on (--stop-on) names {str(name)!r}, which is no alarm: {_nearest(name, NAMES)}"
+            yield f"verl_ext.stop_on (--stop-on) names {name!r}, which is no alarm: {_nearest(name, NAMES)}"
 
 
 def _nearest(name: object, names: Sequence[str]) -> str:

@@ -1,0 +1,347 @@
+"""`python -m verl_ext.cluster.start head|join|status|stop`, called by the tasks `cluster-...`: Ray's nodes, by hand.
+
+Thin around `ray start`: what is added is the environment that all workers of the node inherit, and a note of which
+processes are ours, so that `stop` ends those and nobody else's.
+
+Exit status: 0; 2 something is wrong; else that of Ray's own command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from verl_ext import cuda_compat
+from verl_ext.errors import ConfigurationError, VerlAgsError
+from verl_ext.preflight.machine import port_error
+from verl_ext.settings import Settings, foreign
+
+HEAD_PORT, DASHBOARD_PORT = 6379, 8265
+# In the environment of every process of the node, for `stop` to know them by.
+MARK = "VERL_AGS_NODE"
+GRACE_S = 10.0
+DASHBOARD_WITHIN_S = 180.0
+_SETTLED_S = 5.0
+_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+# What every node of a cluster of ours has; a platform that starts Ray itself should set the same.
+# Source: Ray docs, "Lifetimes of a User-Spawn Process"; ray 2.49.2 dashboard/modules/job/job_supervisor.py.
+NODE_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray's default of 15 would let any other process of the machine go first.
+    "RAY_worker_niceness": "0",
+    # vLLM's engine is a child of a Ray worker, and would live on when that is killed.
+    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
+    # The dashboard gives up where its nine processes are not all ready in 30 s, which a busy machine may need.
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "150",
+    # A run that is stopped ends its sandboxes itself if it is given the time; Ray's default is 3.
+    "RAY_JOB_STOP_WAIT_TIME_S": "60",
+}
+
+
+def node_environment(
+    settings: Settings, environ: Mapping[str, str], address: str, say: Callable[[str], None]
+) -> dict[str, str]:
+    """The environment for `ray start`: of this process, and what a run needs of every worker on this node.
+
+    Args:
+        settings: of this node.
+        environ: of this process.
+        address: of this node.
+        say: told what is changed of what the user set.
+
+    Raises:
+        ConfigurationError: NCCL or Gloo are told of an interface that is not here.
+    """
+    values = {**environ, **{name: value for name, value in NODE_ENVIRONMENT.items() if name not in environ}}
+    values["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    decision = cuda_compat.decide(environ, settings.cuda_compat)
+    if decision.driver or decision.trouble:
+        say(cuda_compat.line(decision))
+    values = cuda_compat.environment(decision, values)
+    if settings.env_file:  # each worker reads it for itself; the secrets in it go into no process's environment
+        values["VERL_EXT_ENV_FILE"] = str(settings.env_file)
+    values["VERL_EXT_DATA_ROOT"] = str(settings.data_root.absolute())
+    parts = [part for part in environ.get(_ALLOCATOR, "").split(",") if part]
+    if kept := [part for part in parts if not part.strip().lower().startswith("expandable_segments")]:
+        values[_ALLOCATOR] = ",".join(kept)
+    elif parts:
+        del values[_ALLOCATOR]
+    if len(kept) < len(parts):
+        say(f"{_ALLOCATOR}: expandable_segments is taken out, which vLLM's sleep mode refuses")
+    interface = interface_of(address)
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        _refuse_lost_interface(name, environ.get(name, ""))
+    # Gloo would look up this host's name, which on many machines is 127.0.1.1; NCCL looks for itself.
+    if interface and not environ.get("GLOO_SOCKET_IFNAME"):
+        values["GLOO_SOCKET_IFNAME"] = interface
+    return values
+
+
+def interface_of(address: str) -> str:
+    """Name of the interface that has an address, "" if none has."""
+    found = psutil.net_if_addrs().items()
+    return next((name for name, entries in found if any(entry.address == address for entry in entries)), "")
+
+
+def _refuse_lost_interface(name: str, value: str) -> None:
+    here = sorted(psutil.net_if_addrs())
+    lost = [part for part in value.lstrip("^=").split(",") if part and not any(one.startswith(part) for one in here)]
+    if lost:
+        raise ConfigurationError(f"{name} names {', '.join(lost)}, and this machine has {', '.join(here)}: unset it")
+
+
+def own_address(towards: str) -> str:
+    """The address of this machine that the way to another begins at; no packet is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((towards, 9))
+            return probe.getsockname()[0]
+        except OSError as error:
+            raise ConfigurationError(
+                f"this machine has no way to {towards} ({error}): say its own address with --node-address"
+            ) from error
+
+
+def head(options: argparse.Namespace, settings: Settings, say: Callable[[str], None]) -> int:
+    """Start Ray's head here.
+
+    Raises:
+        ConfigurationError: a node of ours runs here, or a port is taken.
+    """
+    _refuse_second()
+    address = options.node_address or own_address("192.0.2.1")  # of the documentation's network: nobody's
+    for port, flag in ((options.port, "--port"), (options.dashboard_port, "--dashboard-port")):
+        if error := port_error(port):
+            raise ConfigurationError(
+                f"port {port} is taken ({error}): another Ray may run here (ray status), or choose one with {flag}"
+            )
+    words = ["--head", f"--port={options.port}", f"--dashboard-host={options.dashboard_host}",
+             f"--dashboard-port={options.dashboard_port}"]  # fmt: skip
+    status = _start(words, address, options, settings, say)
+    if status == 0:
+        _wait_for_dashboard(f"http://{_reached_at(options.dashboard_host, address)}:{options.dashboard_port}")
+        say(f"head of the cluster: {address}:{options.port}")
+        say(f"on each other machine:  invoke cluster-join {address}:{options.port}")
+        say(f"dashboard (jobs, nodes, logs): http://{options.dashboard_host}:{options.dashboard_port}")
+        if options.dashboard_host.startswith("127."):
+            port = options.dashboard_port
+            say(f"from your own machine:  ssh -L {port}:127.0.0.1:{port} {address}  and open http://127.0.0.1:{port}")
+        say("train:  invoke launch")
+    return status
+
+
+def join(options: argparse.Namespace, settings: Settings, say: Callable[[str], None]) -> int:
+    """Join this machine to a cluster.
+
+    Raises:
+        ConfigurationError: a node of ours runs here, or nobody answers at the head's address.
+    """
+    _refuse_second()
+    host, _, port = options.address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(f"{options.address!r} is no address: HOST:PORT, as cluster-head said it ({HEAD_PORT})")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+        address = options.node_address or own_address(host)
+    except OSError as error:
+        raise ConfigurationError(
+            f"nobody answers at {options.address} ({error}): is `invoke cluster-head` running there, and does a "
+            "firewall let this machine in? Ray needs all ports between the nodes"
+        ) from error
+    status = _start([f"--address={options.address}"], address, options, settings, say)
+    if status == 0:
+        say(f"{address} has joined {options.address}; `invoke cluster-status` shows all, `invoke cluster-stop` leaves")
+    return status
+
+
+def _reached_at(host: str, address: str) -> str:
+    return address if host in ("0.0.0.0", "::") else host  # noqa: S104 - asked for by the user
+
+
+def _wait_for_dashboard(url: str) -> None:
+    """Until it answers. `ray start` itself gives up after 20 s, which a busy machine needs for the imports alone.
+
+    Raises:
+        ConfigurationError: it does not come; the node runs, but takes no jobs.
+    """
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
+    until_s = time.monotonic() + DASHBOARD_WITHIN_S
+    while True:
+        try:
+            direct.open(f"{url}/api/version", timeout=10).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until_s:
+                raise ConfigurationError(
+                    f"Ray runs here, and its dashboard does not answer at {url} ({error}), so no job can be submitted: "
+                    "its reasons are in dashboard.log in Ray's session folder; then `invoke cluster-stop`"
+                ) from error
+        time.sleep(0.5)
+
+
+def _start(
+    words: Sequence[str], address: str, options: argparse.Namespace, settings: Settings, say: Callable[[str], None]
+) -> int:
+    environment = node_environment(settings, os.environ, address, say)  # noqa: TID251 - handed on
+    mark = uuid.uuid4().hex
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, f"--node-ip-address={address}",
+               "--disable-usage-stats"]  # fmt: skip
+    command += [f"--num-gpus={options.gpus}"] if options.gpus else []
+    command += [f"--num-cpus={options.cpus}"] if options.cpus else []
+    _raise_open_files()
+    done = subprocess.run(
+        command, env={**environment, MARK: mark}, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode:
+        _end(_marked(mark))
+        said = settings.redacted((done.stdout + done.stderr).strip())
+        sys.stderr.write(f"ray start did not succeed (status {done.returncode}); its words:\n{said}\n")
+        return done.returncode
+    path = _note()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    joined = options.address if options.what == "join" else f"{address}:{options.port}"
+    note = {"mark": mark, "node": address, "cluster": joined}
+    path.write_text(json.dumps(note) + "\n", encoding="utf-8")
+    return 0
+
+
+def status(options: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Show the cluster: Ray's own word, and what of it is ours here."""
+    if note := _read_note():
+        say(f"this machine is a node of it: {note['node']}, {len(_marked(note['mark']))} processes")
+    known = options.address or foreign("RAY_ADDRESS") or (note or {}).get("cluster", "")
+    words = [f"--address={known}"] if known and "://" not in known else []
+    return subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "status", *words], check=False).returncode
+
+
+def stop(say: Callable[[str], None]) -> int:
+    """End the node that was started here, and nothing else.
+
+    Raises:
+        ConfigurationError: a process of it survives.
+    """
+    note = _read_note()
+    if note is None:
+        say("no node that `invoke cluster-head` or `cluster-join` started runs here")
+        return 0
+    ended = _end(_marked(note["mark"]))
+    if left := _marked(note["mark"]):
+        raise ConfigurationError(
+            f"processes {', '.join(str(each.pid) for each in left)} survive being killed: look at them with ps, they "
+            "may wait for a device or a disk"
+        )
+    _note().unlink(missing_ok=True)
+    say(f"{note['node']} has left the cluster; {ended} processes ended")
+    return 0
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """The processes that were started with a mark, which children inherit."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue  # of another user, or gone
+    return found
+
+
+def _end(processes: Sequence[psutil.Process]) -> int:
+    """Ask them to end, kill those that have not; how many there were."""
+    for ask in (psutil.Process.terminate, psutil.Process.kill):
+        for process in processes:
+            try:
+                ask(process)
+            except psutil.NoSuchProcess:
+                continue
+        _, alive = psutil.wait_procs(processes, timeout=GRACE_S if ask is psutil.Process.terminate else _SETTLED_S)
+        if not alive:
+            break
+    return len(processes)
+
+
+def _refuse_second() -> None:
+    note = _read_note()
+    if note and _marked(note["mark"]):
+        raise ConfigurationError(f"this machine is a node already ({note['node']}): `invoke cluster-stop` ends it")
+
+
+def _note() -> Path:
+    """The file that says which processes are ours, beside Ray's own (RAY_TMPDIR, TMPDIR, /tmp)."""
+    folder = foreign("RAY_TMPDIR") or foreign("TMPDIR") or "/tmp"  # noqa: S108 - Ray's place
+    return Path(folder, f"verl-ags-node-{os.getuid()}.json")
+
+
+def _read_note() -> dict[str, Any] | None:
+    try:
+        path = _note()
+        if path.stat().st_uid != os.getuid():
+            return None
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _raise_open_files() -> None:
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Start, show or stop a node."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.what == "status":
+            return status(options, _say)
+        if options.what == "stop":
+            return stop(_say)
+        if not shutil.which("ray", path=str(Path(sys.executable).parent)):
+            raise ConfigurationError("Ray is not installed here: invoke setup --stack gpu (or cpu)")
+        settings = Settings.load_with({}, options.env_file or None)
+        return (head if options.what == "head" else join)(options, settings, _say)
+    except VerlAgsError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="invoke cluster-...", description="A node of a Ray cluster.")
+    kinds = parser.add_subparsers(dest="what", required=True)
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument("--node-address", default="", help="of this machine, if it has several")
+    both.add_argument("--env-file", default="", help="in place of ./.env")
+    both.add_argument("--gpus", default="", help="that Ray gives away; default: all that are here")
+    both.add_argument("--cpus", default="", help="likewise")
+    at_head = kinds.add_parser("head", parents=[both])
+    at_head.add_argument("--port", type=int, default=HEAD_PORT)
+    at_head.add_argument("--dashboard-host", default="127.0.0.1")
+    at_head.add_argument("--dashboard-port", type=int, default=DASHBOARD_PORT)
+    kinds.add_parser("join", parents=[both]).add_argument("address")
+    kinds.add_parser("status").add_argument("--address", default="")
+    kinds.add_parser("stop")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
