@@ -140,6 +140,7 @@ def grade(context, file, show=20, json=""):
         "val": "parquet made by prepare-data; default: the data root's",
         "recipe": "a file of recipe/retool/config",
         "run_id": "name of the run",
+        "resume": "go on with a run that died: its name or folder; alone, the last one begun",
         "data_root": "in place of VERL_EXT_DATA_ROOT",
         "env_file": "in place of ./.env",
         "sandbox": "auto, e2b or local",
@@ -149,16 +150,17 @@ def grade(context, file, show=20, json=""):
         "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
     },
     iterable=["set_"],
+    optional=["resume"],
 )
 def train(
-    context, hardware="", model="", train="", val="", recipe="retool", run_id="", data_root="", env_file="", sandbox="",
-    stop_on="", json=False, dry_run=False, set_=None,
+    context, hardware="", model="", train="", val="", recipe="retool", run_id="", resume="", data_root="", env_file="",
+    sandbox="", stop_on="", json=False, dry_run=False, set_=None,
 ):  # fmt: skip
     """Train on this machine, or where RAY_ADDRESS is."""
     flags = {
         "--recipe": recipe, "--hardware": hardware, "--model": model, "--train": train, "--val": val,
-        "--run-id": run_id, "--data-root": data_root, "--env-file": env_file, "--sandbox": sandbox,
-        "--stop-on": stop_on,
+        "--run-id": run_id, "--resume": "latest" if resume is True else resume, "--data-root": data_root,
+        "--env-file": env_file, "--sandbox": sandbox, "--stop-on": stop_on,
     }  # fmt: skip
     switches = ["--json" if json else "", "--dry-run" if dry_run else ""]
     become("verl_ext.launch", *given(flags), *switches, *overrides(set_))

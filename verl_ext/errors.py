@@ -6,6 +6,7 @@
     ├── DataError (ValueError)               a data set cannot be used as it is
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
+    ├── CheckpointError (RuntimeError)       a checkpoint could not be made whole; older ones are as they were
     ├── AlarmStopError (RuntimeError)        an alarm that the user named ended the run
     ├── ClusterSilentError (RuntimeError)    a Ray cluster does not answer; what runs there may go on
     └── SandboxError (RuntimeError)          our infrastructure failed, never the model's code
@@ -53,6 +54,10 @@ class GraderError(VerlAgsError, RuntimeError):
 
 class TrainingDiedError(VerlAgsError, RuntimeError):
     """A process of the run died; the message holds which one and its last words."""
+
+
+class CheckpointError(VerlAgsError, RuntimeError):
+    """A checkpoint could not be made whole, and nothing of it is left; the older ones are as they were."""
 
 
 class AlarmStopError(VerlAgsError, RuntimeError):

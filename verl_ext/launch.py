@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_ext import alarms, cuda_compat, resume, runs
+from verl_ext import alarms, attempts, cuda_compat, ray_session, resume, resumption, runs
 from verl_ext import compose as composition
 from verl_ext.check.account import admit
 from verl_ext.check.proof import prove
@@ -38,6 +38,7 @@ from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import data_report, manifest
 from verl_ext.parquet_files import files
 from verl_ext.request import Configured, RunRequest, configure
+from verl_ext.resumption import Resumption
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.setting_values import masked
@@ -72,7 +73,9 @@ class RunResult:
     seconds: float
 
 
-def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str] = ()) -> RunResult:
+def run(
+    request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str] = (), go_on_with: str = ""
+) -> RunResult:
     """Train, and leave nothing behind but the run folder.
 
     Args:
@@ -80,6 +83,7 @@ def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: 
         settings: from `Settings.read`.
         show: takes lines and steps for the user.
         wrong_settings: from `Settings.read`.
+        go_on_with: a run that died, see `resumption.find_run`; "" for a new one.
 
     Raises:
         ConfigurationError: before anything was started.
@@ -87,9 +91,18 @@ def run(request: RunRequest, settings: Settings, show: Display, wrong_settings: 
         TrainingDiedError: the run died; the cause is in the message, the logs are in the run folder.
         SandboxError: the local sandbox server did not start.
     """
-    configured = configure(request, settings, wrong_settings)
-    configured.refuse_problems()
-    return carry_out(configured, request, settings, show)
+    if not go_on_with:
+        configured = configure(request, settings, wrong_settings)
+        configured.refuse_problems()
+        return carry_out(configured, request, settings, show)
+    run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
+    with attempts.held(run_dir):
+        if ended := ray_session.end_leftovers(run_dir, run_dir / runs.LOGS):
+            show.say(f"ended {ended} processes that the attempt that was killed had left")
+        back = resumption.find(request, run_dir, show.say)
+        configured = configure(back.request, settings, wrong_settings)
+        configured.refuse_problems()
+        return carry_out(configured, back.request, settings, show, back=back)
 
 
 def carry_out(
@@ -97,7 +110,9 @@ def carry_out(
     request: RunRequest,
     settings: Settings,
     show: Display,
+    *,
     runner_class: type[Runner] | None = None,
+    back: Resumption | None = None,
 ) -> RunResult:
     """Do what was configured: `run` without the looking.
 
@@ -107,30 +122,60 @@ def carry_out(
         settings: from `Settings.read`.
         show: takes lines and steps for the user.
         runner_class: the process that does it; trains if None.
+        back: where a run goes on that died; None for a new one.
 
     Raises:
         As `run`.
     """
-    from omegaconf import OmegaConf
-
     started_s, say = time.monotonic(), show.say
     config, run_dir = configured.config, configured.run_dir
     train_data = resume.train_data(config)
-    admit(settings, config.verl_ext.run_id, say)
+    with contextlib.ExitStack() as held:
+        if back:
+            resumption.refuse_finished(back, configured.subject.plan.steps)
+            attempts.leave_the_dead(back, config, settings, say)  # before the account's sandboxes are counted
+        admit(settings, config.verl_ext.run_id, say)
+        if not back:
+            _make_folder(run_dir, may_be_there=request.run_dir is not None)
+            held.enter_context(attempts.held(run_dir))
+        _write_facts(configured, settings, train_data)
+        if runner_class is None:
+            resumption.write_request(run_dir, request, configured.resolved)
+        say(f"run {config.verl_ext.run_id}: {run_dir}")
+        runs.note_phase(run_dir, "start")
+        ended = _serve_and_train(configured, request, settings, show, runner_class)
+    return RunResult(run_dir, *ended, time.monotonic() - started_s)
+
+
+def _make_folder(run_dir: Path, *, may_be_there: bool) -> None:
     try:
-        run_dir.mkdir(parents=True, exist_ok=request.run_dir is not None)
+        run_dir.mkdir(parents=True, exist_ok=may_be_there)
     except OSError as error:
         raise ConfigurationError(
             f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
         ) from error
-    (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config), encoding="utf-8")
+
+
+def _write_facts(configured: Configured, settings: Settings, train_data: list[dict[str, str]]) -> None:
+    from omegaconf import OmegaConf
+
+    config, run_dir = configured.config, configured.run_dir
+    runs.write_whole(run_dir / runs.CONFIG, OmegaConf.to_yaml(config))
     data_files = [*files(config.data.train_files), *files(config.data.val_files)]
     facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
-    (run_dir / runs.MANIFEST).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    runs.write_whole(run_dir / runs.MANIFEST, json.dumps(facts, indent=2) + "\n")
     if report := data_report(train_data):
-        (run_dir / runs.DATA_REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    say(f"run {config.verl_ext.run_id}: {run_dir}")
-    runs.note_phase(run_dir, "start")
+        runs.write_whole(run_dir / runs.DATA_REPORT, json.dumps(report, indent=2) + "\n")
+
+
+def _serve_and_train(
+    configured: Configured,
+    request: RunRequest,
+    settings: Settings,
+    show: Display,
+    runner_class: type[Runner] | None,
+) -> tuple[dict[str, float], int, int]:
+    config, run_dir, say = configured.config, configured.run_dir, show.say
     with _sandbox_service(request, settings, run_dir) as server:
         try:
             if server:
@@ -146,7 +191,7 @@ def carry_out(
             if runner_class is None:
                 say(alarms.overview(alarms.read_events(run_dir)))
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
-    return RunResult(run_dir, *ended, time.monotonic() - started_s)
+    return ended
 
 
 def _put_away(
@@ -182,7 +227,7 @@ def _train(
 
     open_files_limit()
     show.begin(steps)
-    follower = Follower(run_dir, show.say, steps, show.tell)
+    follower = Follower(run_dir, show.say, steps, show.tell, resumed=(run_dir / runs.ATTEMPTS).is_dir())
     if cluster:
         begun = cluster_ray(config, environment, cluster.address)
     else:
@@ -308,15 +353,24 @@ def main(arguments: Sequence[str]) -> int:
     )
     settings, wrong = Settings.read(options.env_file or None, flags=given)
     if options.dry_run:
-        from verl_ext.dry_run import dry_run
-
-        return guarded(lambda: dry_run(request, settings, wrong, writer(sys.stdout)))
+        return guarded(lambda: _dry_run(request, settings, wrong, options.resume))
 
     def train() -> None:
         with display(as_json=options.json) as show:
-            run(_placed(request, options.nodes, options.wait_s, show.say), settings, show, wrong)
+            placed = _placed(request, options.nodes, options.wait_s, show.say)
+            run(placed, settings, show, wrong, options.resume)
 
     return guarded(train)
+
+
+def _dry_run(request: RunRequest, settings: Settings, wrong: Sequence[str], go_on_with: str) -> None:
+    from verl_ext.dry_run import dry_run
+
+    say = writer(sys.stdout)
+    if go_on_with:
+        run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
+        request = resumption.find(request, run_dir, say).request
+    dry_run(request, settings, wrong, say)
 
 
 def _placed(request: RunRequest, nodes: str, wait_s: float, say: Callable[[str], None]) -> RunRequest:
@@ -340,6 +394,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train", default="", help="parquet made by prepare-data; the data root's if left out")
     parser.add_argument("--val", default="", help="parquet made by prepare-data; the data root's if left out")
     parser.add_argument("--run-id", default="", help="name of the run; made from recipe and time if left out")
+    parser.add_argument("--resume", default="", metavar="RUN", help="go on with a run that died; latest: the last one")
     parser.add_argument("--data-root", default="", help="in place of VERL_EXT_DATA_ROOT")
     parser.add_argument("--env-file", default="", help="in place of ./.env")
     parser.add_argument("--sandbox", default="", help="auto, e2b or local, in place of VERL_EXT_SANDBOX_BACKEND")

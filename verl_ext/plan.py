@@ -28,7 +28,8 @@ class Plan:
         validations: how often; each is val_rollouts trajectories.
         sandboxes_wanted: trajectories of one step, each with a sandbox of its own.
         sandboxes_alive: how many the settings allow at once; the others wait.
-        checkpoints: how many are written, and how many of them are on disk at once.
+        checkpoints: how many are written.
+        checkpoints_kept: how many of them are on disk at once, at most: while one is saved, one more than are kept.
         checkpoint_gib: one of them.
         disk_gib: the run folder at its largest, if every trajectory were as long as it may be.
         memory: of one GPU.
@@ -91,7 +92,7 @@ def make_plan(config: DictConfig, shape: ModelShape | None, *, sandboxes_alive: 
         sandboxes_wanted=rollouts,
         sandboxes_alive=sandboxes_alive,
         checkpoints=checkpoints,
-        checkpoints_kept=None if checkpoints is None else min(checkpoints, kept or checkpoints),
+        checkpoints_kept=None if checkpoints is None else min(checkpoints, kept + 1 if kept else checkpoints),
         checkpoint_gib=size_gib,
         disk_gib=None,
         memory=gpu_memory(config, counted, card_gib) if counted and card_gib else None,

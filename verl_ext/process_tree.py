@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import signal
+import threading
+import time
 
 import psutil
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 GRACE_S = 5.0
+_LOOK_EVERY_S = 1.0
 
 
 def adopt_orphans() -> None:
@@ -18,6 +23,23 @@ def adopt_orphans() -> None:
     where nobody finds it.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with(pid: int) -> None:
+    """Let this process be killed when another one ends, whatever ends that.
+
+    For vLLM's engine, whose parent is a fork server: when the server that it works for is killed, it would go on
+    holding the GPU's memory, on another node of a cluster for good.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            other = psutil.Process(pid)
+            while other.is_running() and other.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(_LOOK_EVERY_S)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name=f"end with {pid}", daemon=True).start()
 
 
 def end_descendants(spare: int = 0) -> int:

@@ -37,6 +37,7 @@ class Follower:
         say: called with each line.
         total_steps: for "step 3/24" and the time left; None if unknown.
         tell: called with each step as an object, see `step_object`.
+        resumed: whether the steps that are there already were said by an earlier attempt.
     """
 
     def __init__(
@@ -45,12 +46,16 @@ class Follower:
         say: Callable[[str], None],
         total_steps: int | None,
         tell: Callable[[dict[str, Any]], None] = lambda step: None,
+        *,
+        resumed: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._say = say
         self._tell = tell
         self._total_steps = total_steps
-        self._phases = self._metrics = self._events = 0
+        self._phases = 0
+        self._metrics = len(read_jsonl(run_dir / METRICS)) if resumed else 0
+        self._events = len(read_events(run_dir)) if resumed else 0
         self._step_s: deque[float] = deque(maxlen=ETA_STEPS)
         self._on: list[str] = []
         self.last_change_s = time.monotonic()

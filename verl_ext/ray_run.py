@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,13 +16,14 @@ import ray._private.state as ray_state
 from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayError
 
+from verl_ext import ray_session
 from verl_ext.agent_loop import process as agent_loop_process
 from verl_ext.engine import process as engine_process
 from verl_ext.errors import AlarmStopError, TrainingDiedError
 from verl_ext.interrupts import deferred, rearm
 from verl_ext.process_tree import adopt_orphans, end_descendants
 from verl_ext.progress import Follower
-from verl_ext.runs import LIVE, LOGS
+from verl_ext.runs import LOGS
 from verl_ext.settings import foreign
 
 # What verl's own run_ppo gives its workers (verl 0.6.1 trainer/constants_ppo.py). It is kept here because
@@ -40,7 +40,6 @@ PPO_ENVIRONMENT = {
 POLL_S = 1.0
 # A dead actor is given this long to be reported by verl itself, with a traceback, before we end the run.
 GRACE_S = 10.0
-_LOG_SUFFIXES = (".out", ".err", ".log")
 # What ray.init takes when it starts a cluster and refuses when it joins one (ray 2.49.2 _private/worker.py init).
 OF_A_NEW_CLUSTER = (
     "num_cpus", "num_gpus", "resources", "labels", "object_store_memory", "dashboard_host", "dashboard_port",
@@ -88,19 +87,18 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
     """
     # Short, since Ray puts sockets below it and a socket's path has at most 107 bytes.
     session = Path(tempfile.mkdtemp(prefix="ags-", dir="/tmp"))
+    ray_session.note(run_dir, session)
     adopt_orphans()
     try:
         with deferred():
             _start_ray(session, environment, _ray_init(config))
-        _show_logs(session, run_dir / LOGS)
+        ray_session.show_logs(session, run_dir / LOGS)
         yield
     finally:
         pids = _worker_pids()
         ray.shutdown()
         end_descendants(spare)
-        _keep_logs(session, run_dir / LOGS)
-        shutil.rmtree(session, ignore_errors=True)
-        _remove_engine_sockets(pids)
+        ray_session.put_away(run_dir, session, run_dir / LOGS, pids)
 
 
 def _start_ray(session: Path, environment: dict[str, str], options: dict[str, Any]) -> None:
@@ -158,13 +156,6 @@ def _worker_pids() -> set[int]:
     if not ray.is_initialized():
         return set()
     return {int(actor["Pid"]) for actor in ray_state.actors().values()}
-
-
-def _remove_engine_sockets(pids: set[int]) -> None:
-    """Remove the sockets that verl 0.6.1 leaves in /tmp, one for each process with an engine's worker."""
-    for pid in pids:
-        for path in Path("/tmp").glob(f"verl_vllm_zmq_{pid}_*.ipc"):  # noqa: S108 - verl's place
-            path.unlink(missing_ok=True)
 
 
 def train(
@@ -242,23 +233,6 @@ def _cause(error: BaseException) -> str:
     cause: Any = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
     return f"training failed: {type(cause).__name__}: {lines[-1] if lines else 'no message'}"
-
-
-def _show_logs(session: Path, logs: Path) -> None:
-    """Let the run folder lead to what the processes say, while they say it."""
-    logs.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(OSError):  # a file system without links: the run goes on without
-        (logs / LIVE).symlink_to(session / "session_latest" / "logs", target_is_directory=True)
-
-
-def _keep_logs(session: Path, logs: Path) -> None:
-    """Move what the processes said to the run folder, empty files left out."""
-    logs.mkdir(parents=True, exist_ok=True)
-    (logs / LIVE).unlink(missing_ok=True)
-    for path in (session / "session_latest" / "logs").glob("*"):
-        if path.is_file() and path.suffix in _LOG_SUFFIXES and path.stat().st_size:
-            with contextlib.suppress(OSError):
-                shutil.copy2(path, logs / path.name)
 
 
 def open_files_limit() -> None:

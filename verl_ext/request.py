@@ -42,7 +42,8 @@ class RunRequest:
         server_options: further options for the local sandbox server.
         environment: further variables of every process of the run; no secrets.
         cluster: that the run trains on; this machine alone if None.
-        run_dir: a folder that may be there already; made new from `run_id` if None.
+        run_dir: a folder that may be there already: a run or an evaluation goes on; made new from `run_id` if None.
+        resume_from: a run's checkpoint, every byte of which was verified; from the beginning if None.
     """
 
     recipe: str = "retool"
@@ -56,6 +57,7 @@ class RunRequest:
     environment: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
     run_dir: Path | None = None
+    resume_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,13 @@ class Configured:
     def without(self, checks: Collection[str]) -> Configured:
         """The same without what these checks found."""
         return replace(self, problems=tuple(problem for problem in self.problems if problem.check not in checks))
+
+    @property
+    def resolved(self) -> dict[str, str]:
+        """What hardware, model and data came to, to be asked for again from anywhere."""
+        flags = dict(flag.split("=", 1) for flag in self.from_flags)
+        keys = {"model": "actor_rollout_ref.model.path", "train": "data.train_files", "val": "data.val_files"}
+        return {"hardware": self.hardware, **{name: json.loads(flags[key]) for name, key in keys.items()}}
 
     def without_machine(self) -> Configured:
         """The same without what is wrong with this machine only."""
@@ -135,7 +144,9 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
             problems.append(Problem(f"{key} follows from the flags: {OURS_ALONE[key]}", "override"))
         else:
             overrides.append(override)
-    composed, wrong = composition.compose_what_can_be(request.recipe, hardware, [*from_flags, *overrides])
+    composed, wrong = composition.compose_what_can_be(
+        request.recipe, hardware, [*from_flags, *overrides, *_checkpoint(request)]
+    )
     resolved, missing = composition.resolve_what_can_be(composed)
     problems += [Problem(text, "keys") for text in (*wrong, *missing)]
     subject = Subject(resolved, settings)
@@ -146,7 +157,7 @@ def configure(request: RunRequest, settings: Settings, wrong_settings: Sequence[
     problems += [problem for problem in found if not (elsewhere and problem.of_machine) or problem.check == "disk"]
     if not problems:  # it reads the whole of the data
         try:
-            resume.check(resolved)
+            resume.check(resolved, verified=request.resume_from)
         except ConfigurationError as error:
             problems.append(Problem(str(error), "resume"))
     shown = tuple(replace(problem, text=settings.redacted(problem.text)) for problem in problems)
@@ -166,7 +177,17 @@ def _from_flags(request: RunRequest, settings: Settings, run_id: str, run_dir: P
     }
     # Quoted as JSON, so that a path may hold any character.
     flags = tuple(f"{key}={json.dumps(str(value))}" for key, value in values.items())
-    return (*flags, *(request.cluster.overrides if request.cluster else ()))
+    if request.cluster:
+        flags = (*flags, *request.cluster.overrides)
+    # verl validates a step before it saves it.
+    return (*flags, "trainer.val_before_train=false") if request.resume_from else flags
+
+
+def _checkpoint(request: RunRequest) -> tuple[str, ...]:
+    """Where a run goes on, said last: what an earlier attempt was given must not win."""
+    if request.resume_from is None:
+        return ()
+    return "trainer.resume_mode=resume_path", f"trainer.resume_from_path={json.dumps(str(request.resume_from))}"
 
 
 def fitting_hardware(gpus: Sequence[Gpu]) -> str:

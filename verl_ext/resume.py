@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from verl_ext import runs
+from verl_ext.checkpoint.folder import POINTER
+from verl_ext.checkpoint.marker import Marker, damages
 from verl_ext.data_hash import content_hash
 from verl_ext.errors import ConfigurationError
 from verl_ext.parquet_files import files
@@ -25,19 +28,27 @@ _ORDER_KEYS = (
 )  # fmt: skip
 
 
-def check(config: DictConfig) -> None:
-    """Refuse to resume from a checkpoint whose data or order is not this run's.
+def check(config: DictConfig, verified: Path | None = None) -> None:
+    """Refuse to resume from a checkpoint that is not whole, or whose data or order is not this run's.
 
-    `verl_ext.allow_changed_data` takes both; the order then begins at the stored place in another sequence.
+    `verl_ext.allow_unsealed_checkpoint` takes one without a marker, as verl alone leaves them;
+    `verl_ext.allow_changed_data` takes other data or another order, which then begins at the stored place in another
+    sequence.
 
     Args:
         config: resolved.
+        verified: a checkpoint whose bytes need not be read again.
 
     Raises:
-        ConfigurationError: with everything that differs.
+        ConfigurationError: with every file that is damaged, or everything that differs.
     """
     checkpoint = _checkpoint(config.trainer)
-    if checkpoint is None or config.verl_ext.get("allow_changed_data", False):
+    if checkpoint is None:
+        return
+    if checkpoint != verified and (checkpoint / "actor").is_dir():
+        _refuse_damage(checkpoint, unsealed=bool(config.verl_ext.get("allow_unsealed_checkpoint", False)))
+    _refuse_other_ranks(checkpoint, config.trainer)
+    if config.verl_ext.get("allow_changed_data", False):
         return
     problems = list(_problems(config, checkpoint))
     if problems:
@@ -48,11 +59,37 @@ def check(config: DictConfig) -> None:
         )
 
 
+def _refuse_damage(checkpoint: Path, *, unsealed: bool) -> None:
+    marker = Marker.read(checkpoint)
+    if isinstance(marker, Marker):
+        if wrong := damages(checkpoint, marker):
+            raise ConfigurationError.listing(
+                f"{checkpoint} is damaged; take an older one, or `invoke train --resume=RUN`, which finds it", wrong
+            )
+    elif not unsealed:
+        raise ConfigurationError(
+            f"{checkpoint} is not known to be whole ({marker}): take another one; if it was saved by verl alone and "
+            "you know that it is whole, set verl_ext.allow_unsealed_checkpoint=true"
+        )
+
+
+def _refuse_other_ranks(checkpoint: Path, trainer: DictConfig) -> None:
+    """verl 0.6.1 has a shard of each rank and opens those of its own number of ranks."""
+    ranks = trainer.get("nnodes", 1) * trainer.get("n_gpus_per_node", 1)
+    names = (path.name.split("_") for path in (checkpoint / "actor").glob("model_world_size_*_rank_0.pt"))
+    saved_by = {int(words[3]) for words in names}
+    if saved_by and ranks not in saved_by:
+        raise ConfigurationError(
+            f"{checkpoint} was saved by {max(saved_by)} ranks, and this run has {ranks} (trainer.nnodes x "
+            "trainer.n_gpus_per_node): go on with as many, or make a model of it with `invoke export` and train that"
+        )
+
+
 def _checkpoint(trainer: DictConfig) -> Path | None:
     """The checkpoint that verl would go on from, as its `_load_checkpoint` finds it."""
     if trainer.resume_mode == "resume_path":
         return Path(str(trainer.get("resume_from_path"))).expanduser()
-    latest = Path(str(trainer.default_local_dir)) / "latest_checkpointed_iteration.txt"
+    latest = Path(str(trainer.default_local_dir)) / POINTER
     if trainer.resume_mode != "auto" or not latest.is_file():
         return None
     return latest.parent / f"global_step_{latest.read_text(encoding='utf-8').strip()}"
@@ -71,7 +108,7 @@ def _problems(config: DictConfig, checkpoint: Path) -> Iterator[str]:
     try:
         old_hashes = json.loads((run_dir / runs.MANIFEST).read_text(encoding="utf-8"))["train_data"]
         old_config: Any = OmegaConf.load(run_dir / runs.CONFIG)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         yield f"what it was trained on cannot be read in {run_dir} ({error!r})"
         return
     yield from _changed_data(old_hashes, train_data(config))

@@ -2,6 +2,7 @@
 
 runs/<run id>/
     config.yaml        resolved configuration, as verl got it
+    request.json       what was asked for; `invoke train --resume` asks for it again
     manifest.json      versions, hashes of lock and data, git revision, the command
     data-report.json   what became of the raw rows, by prepare-data, if that made the data
     phases.jsonl       when each phase of the start began
@@ -11,7 +12,10 @@ runs/<run id>/
     sandboxes/         ledgers: what was created and killed
     sandboxes.json     the last counts
     logs/              what the processes said; logs/live/ while they say it
-    checkpoints/       verl's
+    checkpoints/       verl's, each whole or not there (verl_ext.checkpoint)
+    attempts/          what an attempt that died left behind its last checkpoint (verl_ext.attempts)
+    lock               held while the run runs
+    ray-session.json   where Ray's session is; gone when the run ended by itself
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import os
 import re
 import time
 import uuid
@@ -30,6 +35,10 @@ from verl_ext.errors import ConfigurationError
 CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
 DATA_REPORT = "data-report.json"
+REQUEST = "request.json"
+ATTEMPTS = "attempts"
+LOCK = "lock"
+RAY_SESSION = "ray-session.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"
@@ -98,3 +107,23 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_nan(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file by `text` in one step, forced to the disk."""
+    scratch = path.with_name(f".{path.name}.part")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -3,7 +3,7 @@
     AgsTaskRunner.run
       ├── registers the advantage estimator            (verl_ext.advantage)
       ├── starts and holds the run's sandbox broker     (verl_ext.agent_loop.broker_process)
-      ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer
+      ├── verl.trainer.main_ppo.RayPPOTrainer           -> AgsTrainer: whole checkpoints (verl_ext.checkpoint)
       ├── verl.experimental.agent_loop.AgentLoopManager -> AgsAgentLoopManager -> AgentLoopProcess, EarlyReplica
       ├── verl.trainer.main_ppo.create_rl_sampler       -> one that a resumed run can go on with
       ├── verl.trainer.ppo.ray_trainer.compute_data_metrics -> without lost trajectories
@@ -42,6 +42,7 @@ import verl_ext.advantage  # noqa: F401 - registers the estimator
 from verl_ext.agent_loop import broker_process
 from verl_ext.agent_loop.broker_process import RayBroker
 from verl_ext.alarms import AlarmLog, names_of
+from verl_ext.checkpoint.ranks import check_shared, save_whole
 from verl_ext.engine.replica import EarlyReplica, offer
 from verl_ext.errors import AlarmStopError
 from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_out, wait_until_it_works
@@ -152,14 +153,32 @@ class AgsAgentLoopManager(AgentLoopManager):
 
 
 class AgsTrainer(RayPPOTrainer):
-    """verl's trainer; an alarm may end it, with a checkpoint; ends the sandboxes whatever ends the training."""
+    """verl's trainer: whole checkpoints; an alarm may end it; ends the sandboxes whatever ends the training."""
 
     async_rollout_manager: AgsAgentLoopManager
 
     def init_workers(self) -> None:
-        """verl's, with the moment noted."""
+        """verl's, with the moment noted.
+
+        Raises:
+            CheckpointError: the folder of checkpoints is not one folder on all nodes.
+        """
         note_phase(_run_dir, "data is loaded")
         super().init_workers()
+        check_shared(self)
+
+    def _save_checkpoint(self) -> None:
+        saved = save_whole(self, super()._save_checkpoint)
+        _pending.update({"checkpoint/bytes": float(saved.bytes), "checkpoint/seal_s": saved.seal_s})
+        seconds, size = saved.write_s + saved.seal_s, saved.bytes / 2**20
+        note_phase(_run_dir, f"checkpoint of step {self.global_steps} is whole, {size:,.1f} MiB in {seconds:.1f} s")
+
+    def _load_checkpoint(self) -> None:
+        started_s = time.monotonic()
+        super()._load_checkpoint()
+        if self.global_steps:
+            seconds = time.monotonic() - started_s
+            note_phase(_run_dir, f"checkpoint of step {self.global_steps} is loaded, in {seconds:.1f} s")
 
     def fit(self) -> None:
         """verl's training loop.

@@ -59,8 +59,8 @@ class Finished:
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data root for the session, so that the tiny model is made once."""
-    return tmp_path_factory.mktemp("data-root")
+    """One data root for the session, so that the tiny model is made once; AGS_TEST_DATA_ROOT goes on with another's."""
+    return Path(os.environ.get("AGS_TEST_DATA_ROOT") or tmp_path_factory.mktemp("data-root"))
 
 
 @pytest.fixture(scope="session")

@@ -1,117 +1,172 @@
-"""A run that is hurt ends within a stated time, says why, and leaves nothing behind."""
+"""A run that is hurt ends within a stated time, says why, leaves nothing behind, and goes on from where it was."""
 
 from __future__ import annotations
 
-import os
+import json
+import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
+from live_run import STATED_S, Live, is_agent_loop, is_engine, is_trainer
+
+from verl_ext.checkpoint.folder import CheckpointFolder
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the README states: ten seconds of grace for verl's own error, and the time to put things away.
-STATED_S = 60
+Start = Callable[..., Live]
 
 
-class Live:
-    """A smoke run under way."""
+@pytest.fixture
+def start(environment: dict[str, str], data_root: Path) -> Start:
+    """`invoke smoke`, and `invoke train --resume` for what goes on."""
 
-    def __init__(self, environment: dict[str, str], data_root: Path, run_id: str) -> None:
-        self.run_dir = data_root / "runs" / run_id
-        self.log = data_root / f"{run_id}.log"
-        command = [sys.executable, "-m", "recipe.smoke.run", "--run-id", run_id, "trainer.total_training_steps=200"]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+    def begin(run_id: str, *overrides: str, again: bool = False) -> Live:
+        what = ["verl_ext.launch", f"--resume={run_id}"] if again else ["recipe.smoke.run", "--run-id", run_id]
+        steps = [] if again else ["trainer.total_training_steps=200"]
+        command = [sys.executable, "-m", *what, *steps, *overrides]
+        return Live(data_root, run_id, lambda **how: subprocess.Popen(command, cwd=ROOT, env=environment, **how))
 
-    def said(self) -> str:
-        return self.log.read_text(errors="replace")
-
-    def wait_for(self, words: str, timeout_s: float = 400) -> None:
-        deadline_s = time.monotonic() + timeout_s
-        while words not in self.said():
-            assert self.process.poll() is None, self.said()
-            assert time.monotonic() < deadline_s, self.said()
-            time.sleep(0.5)
-
-    def child(self, wanted: Callable[[psutil.Process], bool]) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children(recursive=True)
-        found = [process for process in children if wanted(process)]
-        assert found, [line(process) for process in children]
-        return found[0]
-
-    def __enter__(self) -> Live:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.end(STATED_S)
-
-    def end(self, timeout_s: float) -> int:
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            raise
+    return begin
 
 
-def line(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())
-
-
-def is_trainer(process: psutil.Process) -> bool:
-    return line(process).startswith("ray::WorkerDict")
-
-
-def is_engine(process: psutil.Process) -> bool:
-    """A child of the fork server that vLLM's engine comes from (verl_ext/cpu.py)."""
-    parent = process.parent()
-    return parent is not None and all("multiprocessing.forkserver" in line(each) for each in (process, parent))
-
-
-@pytest.mark.parametrize("victim", [is_trainer, is_engine])
-def test_a_dead_process_ends_the_run_with_the_cause(
-    victim: Callable[[psutil.Process], bool],
-    environment: dict[str, str],
-    data_root: Path,
-    leftovers: Callable[[], list[str]],
-):
-    with Live(environment, data_root, f"kill-{victim.__name__}") as run:
-        run.wait_for("step 1/200")
-        assert list((run.run_dir / "logs" / "live").glob("worker-*.out"))
-        run.child(victim).kill()
-        assert run.end(STATED_S) == 70
-    assert not (run.run_dir / "logs" / "live").is_symlink()
-    assert list((run.run_dir / "logs").glob("worker-*.out"))
+def kill_and_see(run: Live, victim: psutil.Process) -> None:
+    victim.kill()
+    assert run.end(STATED_S) == 70, run.said()
     last = run.said().strip().splitlines()[-1]
     assert any(word in last for word in ("died", "failed", "Died", "Dead")), run.said()
+
+
+def test_a_dead_engine_ends_the_run_with_the_cause(start: Start, leftovers: Callable[[], list[str]]):
+    with start("kill-engine") as run:
+        run.wait_for("step 1/200")
+        assert list((run.run_dir / "logs" / "live").glob("worker-*.out"))
+        kill_and_see(run, run.child(is_engine))
+    assert not (run.run_dir / "logs" / "live").is_symlink()
+    assert list((run.run_dir / "logs").glob("worker-*.out"))
     assert leftovers() == []
+
+
+# --- one run, hurt again and again: each test goes on with what the one before it left
+
+
+def problems_of(folder: Path, step: int) -> list[str]:
+    table = pq.read_table(folder / "rollouts" / f"train-{step:06d}.parquet", columns=["problem_id"])
+    return table.column("problem_id").to_pylist()
+
+
+@pytest.fixture
+def newest_whole(data_root: Path) -> Callable[[], int]:
+    """The step to go on from."""
+
+    def look() -> int:
+        marker = CheckpointFolder(data_root / "runs" / "hurt" / "checkpoints").find().marker
+        assert marker is not None
+        return marker.step
+
+    return look
+
+
+@pytest.fixture
+def go_on(start: Start, data_root: Path) -> Callable[[], Live]:
+    def begin() -> Live:
+        if not (data_root / "runs" / "hurt").is_dir():
+            pytest.skip("the first test of the story did not run")
+        return start("hurt", again=True)
+
+    return begin
+
+
+def visible_steps(run: Live) -> list[int]:
+    names = [path.name for path in (run.run_dir / "checkpoints").glob("global_step_*")]
+    return sorted(int(name.removeprefix("global_step_")) for name in names)
+
+
+def test_killed_in_a_checkpoint(start: Start, newest_whole: Callable[[], int]):
+    with start("hurt", "trainer.save_freq=2") as run:
+        run.wait_for("step 3/200")
+        trainer = run.child(is_trainer)  # looked for before, since a save takes a tenth of a second
+        run.wait_for_file("checkpoints/.saving/global_step_4/actor")
+        kill_and_see(run, trainer)
+    step = newest_whole()
+    assert step in (2, 4)  # 4 if the kill came when its last byte was on disk
+    assert visible_steps(run) == list(range(2, step + 1, 2))
+
+
+def test_killed_in_a_rollout(go_on: Callable[[], Live], newest_whole: Callable[[], int]):
+    step = newest_whole()
+    with go_on() as run:
+        run.wait_for(f"hurt goes on from step {step}: ")
+        assert re.search(rf"lost: (steps {step + 1} to 4 \(\d+ trajectories\)|no whole step)", run.said()), run.said()
+        run.wait_for("checkpoint of step 6 is whole")
+        kill_and_see(run, run.child(is_agent_loop))
+    assert f"checkpoint of step {step} is loaded" in run.said()
+    for each in range(step + 1, 4):
+        before = problems_of(run.run_dir / "attempts" / "1", each)
+        assert problems_of(run.run_dir, each) == before, "the rows come in the order that they had"
+    assert visible_steps(run) == [newest_whole() - 2, newest_whole()], "two are kept"
+    steps = [entry["step"] for entry in run.metrics()]
+    assert steps == sorted(set(steps)), "the folder tells one story"
+
+
+def test_killed_in_an_update(go_on: Callable[[], Live], newest_whole: Callable[[], int]):
+    step = newest_whole()
+    with go_on() as run:
+        run.wait_for("agent loop workers are ready")
+        trainer = run.child(is_trainer)
+        run.wait_for_file(f"rollouts/train-{step + 1:06d}.parquet")
+        kill_and_see(run, trainer)  # rolled out, not yet trained on
+    assert newest_whole() == step
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_driver_killed(
+    go_on: Callable[[], Live], newest_whole: Callable[[], int], data_root: Path
+):
+    step = newest_whole()
+    checkpoint = data_root / "runs" / "hurt" / "checkpoints" / f"global_step_{step}"
+    shard = checkpoint / "actor" / "optim_world_size_1_rank_0.pt"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with go_on() as run:
+        run.wait_for(f"hurt goes on from step {step - 2}: ")
+        assert f"actor/{shard.name} holds other bytes than were written" in run.said()
+        run.wait_for(f"step {step - 1}/200")
+        run.process.kill()
+        run.process.wait()
+    assert newest_whole() == step - 2
+
+
+def test_what_a_killed_driver_left_is_ended_and_sigterm_ends_the_rest(
+    go_on: Callable[[], Live], newest_whole: Callable[[], int], leftovers: Callable[[], list[str]]
+):
+    step = newest_whole()
+    with go_on() as run:
+        run.wait_for(f"hurt goes on from step {step}: ")
+        assert "processes that the attempt that was killed had left" in run.said()
+        run.wait_for(f"step {step + 1}/200")
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end(STATED_S) == 128 + signal.SIGTERM, run.said()
+    assert run.said().strip().splitlines()[-1] == "ended by SIGTERM"
+    assert "leaked 0" in run.said()
+    assert leftovers() == []
+    lost = [json.loads((run.run_dir / "attempts" / f"{number}" / "lost.json").read_text()) for number in range(1, 5)]
+    assert all(one["work_s"] > 0 for one in lost)
 
 
 @pytest.mark.parametrize(
     ("number", "moment"),
-    [
-        (signal.SIGINT, "local sandbox server at"),
-        (signal.SIGTERM, "trainer is imported"),
-        (signal.SIGTERM, "step 2/200"),
-    ],
-    ids=["ctrl-c-while-ray-starts", "sigterm-while-workers-start", "sigterm-in-a-step"],
+    [(signal.SIGINT, "local sandbox server at"), (signal.SIGTERM, "trainer is imported")],
+    ids=["ctrl-c-while-ray-starts", "sigterm-while-workers-start"],
 )
 def test_a_signal_ends_the_run_and_everything_in_it(
-    number: signal.Signals,
-    moment: str,
-    environment: dict[str, str],
-    data_root: Path,
-    leftovers: Callable[[], list[str]],
+    number: signal.Signals, moment: str, start: Start, leftovers: Callable[[], list[str]]
 ):
-    with Live(environment, data_root, f"signal-{number.name.lower()}-{moment.split()[0]}") as run:
+    with start(f"signal-{number.name.lower()}-{moment.split()[0]}") as run:
         run.wait_for(moment)
         run.process.send_signal(number)
         assert run.end(STATED_S) == 128 + number, run.said()

@@ -23,10 +23,10 @@ VALIDATION = {"val-core/aime_2024/acc/mean@30": 0.25, "val-aux/aime_2024/x": 1.0
 class Said(list):
     """The lines of a follower over a run folder."""
 
-    def __init__(self, folder: Path, total: int | None = None) -> None:
+    def __init__(self, folder: Path, total: int | None = None, **how: bool) -> None:
         self.folder = folder
         self.told: list[dict[str, Any]] = []
-        self.follower = Follower(folder, self.append, total, self.told.append)
+        self.follower = Follower(folder, self.append, total, self.told.append, **how)
 
     def log(self, step: int, data: dict[str, Any], end: str = "\n") -> None:
         with (self.folder / METRICS).open("a") as file:
@@ -157,3 +157,10 @@ def test_an_alarm_is_said_behind_its_step_once_when_it_starts_and_once_when_it_e
     assert alarms == [(2, "ALARM truncation at step 2"), (5, "alarm truncation ended at step 4")]
     assert "Cause: too short. Cure: raise it" in said[2]
     assert [step["alarms"] for step in said.told] == [[], ["truncation"], ["truncation"], []]
+
+
+def test_steps_that_an_earlier_attempt_said_are_not_said_again(said: Said):
+    said.log(1, STEP)
+    again = Said(said.folder, 4, resumed=True)
+    again.log(2, STEP)
+    assert [line.split("  ")[0] for line in again] == ["step 2/4"]

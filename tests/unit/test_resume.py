@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_ext import resume, runs
+from verl_ext.checkpoint.marker import MARKER, Marker, seal_rest
 from verl_ext.errors import ConfigurationError, DataError
 
 
@@ -22,8 +23,9 @@ def old_run(tmp_path):
     """A run with one checkpoint, and the configuration that would go on from it."""
     run_dir = tmp_path / "runs" / "old"
     checkpoint = run_dir / runs.CHECKPOINTS / "global_step_7"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "data.pt").touch()
+    (checkpoint / "actor").mkdir(parents=True)
+    (checkpoint / "data.pt").write_bytes(b"place")
+    Marker(7, 0.0, tuple(seal_rest(checkpoint, []))).write(checkpoint)
     config = OmegaConf.create(
         {
             "data": {
@@ -32,7 +34,7 @@ def old_run(tmp_path):
                 "train_batch_size": 4,
             },
             "trainer": {"resume_mode": "disable", "default_local_dir": str(tmp_path / "new" / "checkpoints")},
-            "verl_ext": {"allow_changed_data": False},
+            "verl_ext": {"allow_changed_data": False, "allow_unsealed_checkpoint": False},
         }
     )
     (run_dir / runs.CONFIG).write_text(OmegaConf.to_yaml(config))
@@ -77,7 +79,7 @@ def test_everything_that_differs_is_said_at_once(old_run):
 
 @pytest.mark.parametrize(
     ("missing", "message"),
-    [("data.pt", "its place in the order"), (runs.MANIFEST, "no manifest.json above"), (runs.CONFIG, "cannot be read")],
+    [("data.pt", "data.pt is missing"), (runs.MANIFEST, "no manifest.json above"), (runs.CONFIG, "cannot be read")],
 )
 def test_what_is_not_known_is_refused(old_run, missing, message):
     checkpoint = Path(old_run.trainer.resume_from_path)
@@ -85,6 +87,37 @@ def test_what_is_not_known_is_refused(old_run, missing, message):
     path.unlink()
     with pytest.raises(ConfigurationError, match=message):
         resume.check(old_run)
+
+
+def test_a_checkpoint_of_verls_alone_is_taken_when_told(old_run):
+    checkpoint = Path(old_run.trainer.resume_from_path)
+    (checkpoint / MARKER).unlink()
+    with pytest.raises(ConfigurationError, match=r"not known to be whole.*allow_unsealed_checkpoint=true"):
+        resume.check(old_run)
+    old_run.verl_ext.allow_unsealed_checkpoint = True
+    resume.check(old_run)
+    (checkpoint / "data.pt").unlink()
+    with pytest.raises(ConfigurationError, match="its place in the order is not known"):
+        resume.check(old_run)
+
+
+def test_another_number_of_ranks_is_refused(old_run):
+    checkpoint = Path(old_run.trainer.resume_from_path)
+    (checkpoint / "actor" / "model_world_size_4_rank_0.pt").touch()
+    old_run.trainer.nnodes, old_run.trainer.n_gpus_per_node = 2, 2
+    resume.check(old_run)
+    old_run.trainer.nnodes = 1
+    with pytest.raises(ConfigurationError, match=r"was saved by 4 ranks, and this run has 2 .*invoke export"):
+        resume.check(old_run)
+
+
+def test_damage_is_refused_whatever_is_allowed(old_run):
+    checkpoint = Path(old_run.trainer.resume_from_path)
+    (checkpoint / "data.pt").write_bytes(b"plaXe")
+    old_run.verl_ext.allow_changed_data = old_run.verl_ext.allow_unsealed_checkpoint = True
+    with pytest.raises(ConfigurationError, match=r"damaged.*\n.*data\.pt holds other bytes"):
+        resume.check(old_run)
+    resume.check(old_run, verified=checkpoint)
 
 
 def test_a_path_that_is_no_checkpoint_is_said(old_run):

@@ -127,6 +127,8 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
              ["recipe.smoke.run", "--hardware=cpu", "--control=no-learning", "a.b=1", "c=x y"]],
         ),
         ("train", {}, [["verl_ext.launch", "--recipe=retool"]]),
+        ("train", {"resume": True}, [["verl_ext.launch", "--recipe=retool", "--resume=latest"]]),
+        ("train", {"resume": "r1"}, [["verl_ext.launch", "--recipe=retool", "--resume=r1"]]),
         (
             "train",
             {"hardware": "cpu", "model": "my m", "train": "t", "val": "v", "recipe": "smoke", "run_id": "r1",

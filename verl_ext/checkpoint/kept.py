@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from verl_ext.checkpoint.marker import Marker, damages
 from verl_ext.errors import ConfigurationError
 from verl_ext.runs import CHECKPOINTS, CONFIG, find_run
 
@@ -129,16 +130,29 @@ def find_checkpoint(runs_folder: Path, text: str, step: int | None = None) -> Ch
 def problems(checkpoint: Checkpoint) -> Iterator[str]:
     """What is missing or damaged of the model in a checkpoint, by the name of the file.
 
-    torch's files are zip archives, whose members carry a checksum each: all of it is read.
+    All of it is read. Where the run's marker is missing (verl alone saved it), torch's files still tell of themselves:
+    they are zip archives, whose members carry a checksum each.
 
     Raises:
         ConfigurationError: how many shards there should be is not known.
     """
+    marker = Marker.read(checkpoint.folder)
+    if isinstance(marker, Marker):
+        read = tuple(file for file in marker.files if _is_of_the_model(file.name))
+        yield from (
+            f"{checkpoint.folder}/{wrong}: {_CURE}" for wrong in damages(checkpoint.folder, replace(marker, files=read))
+        )
+        return
     for path in (*checkpoint.shards(), checkpoint.actor / "huggingface" / "config.json"):
         if not path.is_file():
             yield f"{path} is missing: {_CURE}"
         elif path.suffix == ".pt" and (wrong := _damage(path)):
             yield f"{path} is damaged ({wrong}): {_CURE}"
+
+
+def _is_of_the_model(name: str) -> bool:
+    """Not the optimizer's shards and the like, several times as many bytes, which no export reads."""
+    return name.startswith("actor/") and not name.startswith(("actor/optim_", "actor/extra_state_"))
 
 
 def _damage(path: Path) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 
+from verl_ext.process_tree import end_with
 from verl_ext.start import import_unhurriedly, start_on_nodes
 
 SERVER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
@@ -97,10 +98,12 @@ class _EnvironmentForkServer(multiprocessing.context.ForkServerContext):
         self, target: Any, name: str | None = None, kwargs: dict[str, Any] | None = None
     ) -> Any:
         environment = dict(os.environ)  # noqa: TID251 - handed on, not read
-        return super().Process(target=_with_environment, name=name, args=(environment, target, kwargs or {}))
+        arguments = (os.getpid(), environment, target, kwargs or {})
+        return super().Process(target=_as_if_spawned, name=name, args=arguments)
 
 
-def _with_environment(environment: dict[str, str], target: Any, kwargs: dict[str, Any]) -> None:
+def _as_if_spawned(server_pid: int, environment: dict[str, str], target: Any, kwargs: dict[str, Any]) -> None:
+    end_with(server_pid)
     os.environ.clear()  # noqa: TID251
     os.environ.update(environment)  # noqa: TID251
     target(**kwargs)

@@ -109,7 +109,7 @@ def _take_model(
         exported(asked.subject.checkpoint, Path(plan.models[name]), say)
         configured = _configured(request, settings, ())
     (run_dir / runs.PHASES).unlink(missing_ok=True)  # an earlier attempt's, which would be told again
-    launch.carry_out(configured, request, settings, Display(say), EvaluationRunnerProcess)
+    launch.carry_out(configured, request, settings, Display(say), runner_class=EvaluationRunnerProcess)
 
 
 def _model_folder(subject: Subject, name: str) -> Path:

@@ -231,11 +231,11 @@ def estimator(subject: Subject) -> Iterator[str]:
 
 
 def one_checkpoint(subject: Subject) -> Iterator[str]:
-    """verl 0.6.1 deletes before it writes."""
+    """With one alone there is nothing to go back to."""
     if subject.get("trainer.max_actor_ckpt_to_keep") == 1:
         yield (
-            "trainer.max_actor_ckpt_to_keep is 1: verl 0.6.1 deletes the old checkpoint before it has written the "
-            "new one, so a run that dies while it saves has none: keep 2"
+            "trainer.max_actor_ckpt_to_keep is 1: a run whose one checkpoint is damaged would have none to go on "
+            "from: keep 2"
         )
 
 
