@@ -161,6 +161,7 @@ def test_an_interface_that_is_not_there_is_refused_with_those_that_are(settings:
         ConfigurationError, match=r"NCCL_SOCKET_IFNAME names ib9, and this machine has .*lo.*: unset it"
     ):
         start.node_environment(settings, {"NCCL_SOCKET_IFNAME": "ib9"}, "127.0.0.1", lambda _: None)
+    start.node_environment(settings, {"NCCL_SOCKET_IFNAME": "^docker0"}, "127.0.0.1", lambda _: None)
 
 
 def test_a_note_of_a_node_that_is_gone_hinders_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
