@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import requests
 
+from verl_ext import cuda_compat
 from verl_ext.cluster import compare, launch, start
 from verl_ext.cluster.compare import Examined
-from verl_ext.cluster.facts import Facts, code_hash
+from verl_ext.cluster.facts import Facts, code_hash, more_problems
 from verl_ext.cluster.shape import Cluster, Node, gpus_per_node
 from verl_ext.errors import ClusterSilentError, ConfigurationError
 from verl_ext.interrupts import Interrupted
@@ -29,8 +30,7 @@ FACTS = Facts(
     python="3.12.3", stack="gpu", versions={"ray": "2.49.2", "torch": "2.8.0", "verl": "0.6.1", "vllm": "0.11.0"},
     moved=[], lock="1" * 64, code="2" * 64,
     gpus=["NVIDIA H200"] * 8, gpu_gib=[140.4] * 8, driver="580.1", compat="off: newer",
-    settings={"E2B_API_KEY": "set", "VERL_EXT_SANDBOX_MODE": "sandbox"}, data_root="/data", shared_memory_gib=64,
-    open_files=65536,
+    settings={"E2B_API_KEY": "set", "VERL_EXT_SANDBOX_MODE": "sandbox"}, data_root="/data",
 )  # fmt: skip
 
 
@@ -128,6 +128,23 @@ def test_the_projects_code_has_one_hash(tmp_path: Path):
     assert code_hash(tmp_path) != before
 
 
+def decided(search_path: str) -> cuda_compat.Decision:
+    return cuda_compat.Decision("auto", bool(search_path), "the driver is older", search_path, "", "535.1", "570.1")
+
+
+def test_a_node_that_ray_was_started_wrongly_on_says_how(monkeypatch: pytest.MonkeyPatch):
+    well = more_problems("gpu", 8, 8, "127.0.0.1", decided("/compat"), "/compat")
+    assert list(well) == []
+    [text] = more_problems("gpu", 8, 8, "127.0.0.1", decided("/compat"), "")
+    assert "Ray was started with LD_LIBRARY_PATH=nothing, and this driver needs /compat" in text
+    [text] = more_problems("gpu", 4, 8, "127.0.0.1", decided(""), "")
+    assert "Ray was told of 8 GPUs, and 4 are to be seen here" in text
+    [text] = more_problems("", 0, 0, "127.0.0.1", decided(""), "")
+    assert "no stack is installed: invoke setup" in text
+    [text] = more_problems("cpu", 0, 1, "192.0.2.77", decided(""), "")
+    assert "64 ports cannot be had at 192.0.2.77" in text
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     env_file = tmp_path / "node.env"
@@ -161,6 +178,7 @@ def test_an_interface_that_is_not_there_is_refused_with_those_that_are(settings:
         ConfigurationError, match=r"NCCL_SOCKET_IFNAME names ib9, and this machine has .*lo.*: unset it"
     ):
         start.node_environment(settings, {"NCCL_SOCKET_IFNAME": "ib9"}, "127.0.0.1", lambda _: None)
+    start.node_environment(settings, {"NCCL_SOCKET_IFNAME": "^docker0"}, "127.0.0.1", lambda _: None)
 
 
 def test_a_note_of_a_node_that_is_gone_hinders_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -111,6 +111,8 @@ def test_an_interface_that_is_not_there_is_red(monkeypatch, tmp_path):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth")  # a prefix, as NCCL and Gloo read it
     found = states(machine.network(subject))
     assert found["NCCL_SOCKET_IFNAME"] == "red"
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker0,lo")  # what is not taken need not be there
+    assert "NCCL_SOCKET_IFNAME" not in states(machine.network(subject))
     assert "GLOO_SOCKET_IFNAME" not in found
 
 

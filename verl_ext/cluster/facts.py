@@ -7,7 +7,6 @@ import dataclasses
 import hashlib
 import json
 import platform
-import resource
 import socket
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,6 @@ from verl_ext.doctor.findings import Finding
 from verl_ext.gpus import visible_gpus
 from verl_ext.installed import installed, locked, moved, stack_of
 from verl_ext.manifest import sha256
-from verl_ext.preflight.machine import shared_memory_gib
 from verl_ext.settings import Settings, foreign
 from verl_ext.stack import LOCKS
 
@@ -46,8 +44,6 @@ class Facts:
         compat: what was decided about CUDA's compatibility library.
         settings: public, secrets as "set" or None.
         data_root: absolute.
-        shared_memory_gib: size of /dev/shm.
-        open_files: the limit that a process here has.
         problems: what would fail here, each with its cure.
     """
 
@@ -63,8 +59,6 @@ class Facts:
     compat: str
     settings: dict[str, Any]
     data_root: str
-    shared_memory_gib: float
-    open_files: int
     problems: list[str] = field(default_factory=list)
 
 
@@ -83,15 +77,17 @@ def facts(settings: Settings, wrong: Sequence[str], address: str, ray_gpus: int)
     search_path = foreign(cuda_compat.SEARCH_PATH) or ""
     decision = cuda_compat.decide({cuda_compat.SEARCH_PATH: search_path}, settings.cuda_compat)
     subject = machine.subject_of(settings, on_gpu=stack == "gpu")
+    wants_gpu = stack == "gpu" and ray_gpus > 0
     findings: list[Finding] = [
-        *machine.driver(settings, wants_gpu=stack == "gpu" and ray_gpus > 0),
+        *machine.driver(settings, wants_gpu=wants_gpu),
+        *machine.gpus(subject, wants_gpu=wants_gpu),
         *machine.limits(subject),
         *machine.disk(settings, subject),
         *machine.network(subject),
         *machine.clock(),
     ]
     problems = [*wrong, *(f"{found.text}: {found.cure}" for found in findings if found.state == "red")]
-    problems += _more_problems(stack, len(gpus), ray_gpus, address, decision, search_path)
+    problems += more_problems(stack, len(gpus), ray_gpus, address, decision, search_path)
     return Facts(
         python=platform.python_version(),
         stack=stack,
@@ -105,13 +101,11 @@ def facts(settings: Settings, wrong: Sequence[str], address: str, ray_gpus: int)
         compat=f"{'on' if decision.on else 'off'}: {decision.reason}",
         settings=settings.public_dict(),
         data_root=str(settings.data_root.absolute()),
-        shared_memory_gib=round(shared_memory_gib(), 1),
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         problems=problems,
     )
 
 
-def _more_problems(
+def more_problems(
     stack: str,
     gpus: int,
     ray_gpus: int,
@@ -122,7 +116,7 @@ def _more_problems(
     """What the doctor does not ask, since it is about a node that Ray was started on."""
     if not stack:
         yield "no stack is installed: invoke setup --stack gpu (or cpu), or start the node from the image"
-    if stack == "gpu" and ray_gpus > gpus:
+    if stack == "gpu" and ray_gpus > gpus > 0:
         yield f"Ray was told of {ray_gpus} GPUs, and {gpus} are to be seen here: start the node without --num-gpus"
     if decision.search_path != search_path:
         yield (

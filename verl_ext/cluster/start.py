@@ -98,7 +98,8 @@ def interface_of(address: str) -> str:
 
 def _refuse_lost_interface(name: str, value: str) -> None:
     here = sorted(psutil.net_if_addrs())
-    lost = [part for part in value.lstrip("^=").split(",") if part and not any(one.startswith(part) for one in here)]
+    wanted = [] if value.startswith("^") else value.removeprefix("=").split(",")  # ^: all but these
+    lost = [part for part in wanted if part and not any(one.startswith(part) for one in here)]
     if lost:
         raise ConfigurationError(f"{name} names {', '.join(lost)}, and this machine has {', '.join(here)}: unset it")
 

@@ -119,7 +119,8 @@ def network(subject: Subject) -> Iterator[Finding]:
     yield from _of_preflight("sandbox server", preflight.sandbox_server, subject)
     present = sorted(entry.name for entry in _INTERFACES.glob("*"))
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        wanted = (foreign(name) or "").lstrip("^=")
+        value = foreign(name) or ""
+        wanted = "" if value.startswith("^") else value.removeprefix("=")  # ^: all but these
         lost = [part for part in wanted.split(",") if part and not any(found.startswith(part) for found in present)]
         if lost:
             yield red(name, f"{name} names {', '.join(lost)}, and this machine has {', '.join(present)}: unset it")
