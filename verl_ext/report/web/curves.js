@@ -12,6 +12,7 @@ function colors() {
     layout: {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: color("--text-soft"), family: "system-ui, sans-serif", size: 12 },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--line-strong"), activecolor: color("--accent") },
       hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line-strong"), font: { color: color("--text") } },
     },
   };
@@ -20,7 +21,8 @@ function colors() {
 function drawFigure(target, figure) {
   const { axis, layout } = colors();
   const full = { ...figure.layout, ...layout, xaxis: { ...figure.layout.xaxis, ...axis }, yaxis: { ...figure.layout.yaxis, ...axis } };
-  const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  // Two buttons, so that they cover no legend: a picture, and all of it again. Zoom is by dragging.
+  const options = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]] };
   return Plotly.react(target, figure.data, full, options);
 }
 
