@@ -72,7 +72,8 @@ def in_browser(path: Path) -> dict[str, float]:
     found: dict[str, float] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=["--no-sandbox", "--enable-precise-memory-info"]
+            executable_path=shutil.which("chromium"),
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--enable-precise-memory-info"],
         )
         page = browser.new_page(viewport={"width": 1400, "height": 900})
         page.set_default_timeout(400_000)
