@@ -78,7 +78,9 @@ def find_run(runs_folder: Path, text: str) -> Path:
         folder = runs_folder / text
     if not (folder / CONFIG).is_file():
         if folder.is_dir():
-            raise ConfigurationError(f"{folder} is no run folder: it has no {CONFIG}")
+            inner = sorted(path.parent.name for path in folder.glob(f"*/{CONFIG}"))  # an evaluation holds some
+            cure = f"; it holds runs: give {' or '.join(str(folder / name) for name in inner)}" if inner else ""
+            raise ConfigurationError(f"{folder} is no run folder: it has no {CONFIG}{cure}")
         names = sorted(path.parent.name for path in runs_folder.glob(f"*/{CONFIG}"))
         near = difflib.get_close_matches(text, names, n=1) or names[-1:]
         hint = f"did you mean {near[0]}?" if near else "there is none yet"

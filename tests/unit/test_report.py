@@ -17,11 +17,10 @@ import pytest
 from run_folders import step_metrics, trajectory, write_run
 
 from verl_ext import runs
-from verl_ext.errors import ConfigurationError
 from verl_ext.report.__main__ import main
 from verl_ext.report.accuracy import clustered_mean, read_accuracies
 from verl_ext.report.curves import PANELS, draw
-from verl_ext.report.run_folder import between, find_run, read_run
+from verl_ext.report.run_folder import between, read_run
 from verl_ext.report.tables import data_table, duration, evaluation_table
 
 WEB = Path(__file__).parents[2] / "verl_ext" / "report" / "web"
@@ -65,33 +64,23 @@ def written(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Page:
 # --- what is read
 
 
-def test_a_run_is_found_by_its_folder_and_by_its_name(tmp_path: Path):
+def test_a_run_is_found_by_its_folder_and_by_its_name(tmp_path: Path, capsys):
     folder = write_run(tmp_path / "runs" / "r1")
-    assert find_run(str(folder), tmp_path / "nowhere") == folder
-    assert find_run("r1", tmp_path / "runs") == folder
+    for given in ([folder], ["r1", "--data-root", tmp_path]):
+        written(capsys, *given)
+        (folder / "report.html").unlink()
 
 
-def test_a_folder_here_that_is_no_run_does_not_hide_a_run_of_its_name(tmp_path: Path, monkeypatch):
-    folder = write_run(tmp_path / "runs" / "r1")
-    (tmp_path / "r1").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert find_run("r1", tmp_path / "runs") == folder
+def test_a_run_that_is_not_there_is_told_with_one_that_is(tmp_path: Path, capsys):
+    write_run(tmp_path / "runs" / "r1")
+    assert main(["r2", "--data-root", str(tmp_path)]) == 2
+    assert "no run 'r2', neither a folder nor a name in " in capsys.readouterr().err
 
 
-def test_a_run_that_is_not_there_is_told_with_those_that_are(tmp_path: Path):
-    write_run(tmp_path / "r1")
-    with pytest.raises(ConfigurationError, match=r"neither a folder nor a run in .*; runs there: r1\. Give"):
-        find_run("r2", tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigurationError, match=r"is no run: it has neither config.yaml nor metrics.jsonl"):
-        find_run("empty", tmp_path)
-
-
-def test_an_evaluation_is_no_run_but_holds_some(tmp_path: Path):
+def test_an_evaluation_is_no_run_but_holds_some(tmp_path: Path, capsys):
     write_run(tmp_path / "e1" / "trained")
-    (tmp_path / "e1" / "summary.json").write_text("{}")
-    with pytest.raises(ConfigurationError, match=r"is an evaluation, .* give .*e1/trained"):
-        find_run("e1", tmp_path)
+    assert main([str(tmp_path / "e1")]) == 2
+    assert f"it holds runs: give {tmp_path}/e1/trained" in capsys.readouterr().err
 
 
 def test_a_run_without_a_step_is_told_how_far_it_came(tmp_path: Path, capsys):

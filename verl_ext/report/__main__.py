@@ -17,7 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from verl_ext.errors import ConfigurationError, VerlAgsError
 from verl_ext.report.page import write_comparison, write_report
-from verl_ext.report.run_folder import Run, between, find_run, read_run
+from verl_ext.report.run_folder import Run, between, read_run
+from verl_ext.runs import find_run
 from verl_ext.settings import Settings
 
 REPORT = "report.html"
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings, _ = Settings.read(options.env_file or None)  # a key that is wrong is nothing to a report
         runs_dir = Path(options.data_root or settings.data_root).expanduser() / "runs"
-        runs = [read_run(find_run(text, runs_dir)) for text in options.runs]
+        runs = [read_run(find_run(runs_dir, text)) for text in options.runs]
         out = _write(runs, options)
     except VerlAgsError as error:
         sys.stderr.write(f"{error}\n")

@@ -88,42 +88,6 @@ class Run:
         return values[-1] if values else None
 
 
-def find_run(text: str, runs_dir: Path) -> Path:
-    """The folder that a user means by a path or by the name of a run.
-
-    Args:
-        text: what was given.
-        runs_dir: where runs are below the data root.
-
-    Raises:
-        ConfigurationError: it is not there, or is no run.
-    """
-    folders = [path for path in (Path(text).expanduser(), runs_dir / text) if path.is_dir()]
-    if not folders:
-        names = sorted(path.parent.name for path in runs_dir.glob(f"*/{runs.MANIFEST}"))
-        known = f"; runs there: {', '.join(names[-8:])}" if names else ", which holds no run"
-        raise ConfigurationError(
-            f"no run {text!r}: it is neither a folder nor a run in {runs_dir}{known}. Give the run's folder, or set "
-            "VERL_EXT_DATA_ROOT (--data-root) to where it was trained"
-        )
-    folder = next((path for path in folders if _is_run(path)), folders[0])
-    inner = sorted(path.parent.name for path in folder.glob(f"*/{runs.MANIFEST}"))
-    if (folder / EVALUATION_SUMMARY).is_file() and inner:
-        raise ConfigurationError(
-            f"{folder} is an evaluation, whose numbers are in {EVALUATION_SUMMARY} and in the report of the run that "
-            f"was evaluated; for its trajectories give {' or '.join(str(folder / name) for name in inner)}"
-        )
-    if not _is_run(folder):
-        raise ConfigurationError(
-            f"{folder} is no run: it has neither {runs.CONFIG} nor {runs.METRICS}. Give a folder below {runs_dir}"
-        )
-    return folder.absolute()
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in (runs.CONFIG, runs.MANIFEST, runs.METRICS, ROLLOUTS))
-
-
 def read_run(folder: Path) -> Run:
     """Everything of a run folder that a report shows, but for the trajectories themselves.
 
