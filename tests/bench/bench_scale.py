@@ -60,7 +60,7 @@ def read(parts: Sequence[tuple[bytes, list[bytes]]]) -> float:
 
 
 def driver(trajectories: int, chunks: int) -> None:
-    """Print bytes of a batch's way from the driver to the workers, and what each takes of one core at best of fifteen."""
+    """Print bytes of a batch's way from the driver to the workers, and what it takes of one core, best of fifteen."""
     whole = batch(trajectories).chunk(chunks)
     for method in ("", "numpy"):
         os.environ["VERL_DATAPROTO_SERIALIZATION_METHOD"] = method
