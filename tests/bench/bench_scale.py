@@ -60,11 +60,11 @@ def read(parts: Sequence[tuple[bytes, list[bytes]]]) -> float:
 
 
 def driver(trajectories: int, chunks: int) -> None:
-    """Print bytes of a batch's way from the driver to the workers, and what each takes of one core at best of five."""
+    """Print bytes of a batch's way from the driver to the workers, and what it takes of one core, best of fifteen."""
     whole = batch(trajectories).chunk(chunks)
     for method in ("", "numpy"):
         os.environ["VERL_DATAPROTO_SERIALIZATION_METHOD"] = method
-        tries = [written(whole) for _ in range(5)]
+        tries = [written(whole) for _ in range(15)]
         size = sum(len(text) + sum(map(len, buffers)) for text, buffers in tries[0][0])
         write_s, read_s = min(seconds for _, seconds in tries), min(read(parts) for parts, _ in tries)
         print(
@@ -119,7 +119,7 @@ def broker(count: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--trajectories", type=int, default=64)
+    parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--chunks", type=int, default=8)
     parser.add_argument("--leases", type=int, default=1000)
     options = parser.parse_args()

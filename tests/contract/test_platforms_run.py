@@ -1,4 +1,4 @@
-"""What is rendered, run: the batch script over two nodes, and TI-ONE's route without an image of ours as a Ray job.
+"""What is rendered, run: the batch script over two nodes, and TI-ONE's route without an image of ours in Ray.
 
 Slurm's own programs are stood in for: `scontrol show hostnames`, `srun` that starts its tasks on nodes in network
 namespaces, as srun starts them on machines, and `scancel --signal=TERM` that signals them. Ray, the script and its
@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 
 import psutil
-import pytest
 from net_nodes import node_network
 
 from verl_ext.platforms.facts import gather
@@ -100,83 +97,51 @@ def test_the_batch_script_makes_a_cluster_of_its_nodes_and_ends_with_the_runs_st
         assert [words for words in left if "ray" in " ".join(words)] == []
 
 
-@pytest.fixture
-def outside_any_environment(tmp_path: Path) -> Iterator[str]:
-    """A Ray head of an interpreter that is in no virtual environment, as a built-in image has it: its dashboard.
+# As a job's driver does it: everything below ray.init runs in what RuntimeEnv asks for.
+DRIVER = """
+import json, pathlib, sys
+import ray
+wanted = json.loads(pathlib.Path(sys.argv[1]).read_text())
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=10**8, _temp_dir=sys.argv[2],
+         runtime_env=wanted)
 
-    In one, Ray would copy the whole of it, gigabytes, for each RuntimeEnv with pip.
-    """
-    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "VERL_EXT_", "E2B_"))}
-    folder = Path(f"/tmp/ti-{os.getpid()}")  # short: sockets lie below it
-    environment = {
-        **kept,
-        "PYTHONPATH": sysconfig.get_path("purelib"),
-        "RAY_TMPDIR": str(folder),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PATH": f"{base.parent}:/usr/bin:/bin",
+@ray.remote
+def look():
+    import importlib.metadata, os, subprocess, sys, verl_ext
+    said = subprocess.run(["python", "-m", "verl_ext.settings"], capture_output=True, text=True)
+    return {
+        "package": verl_ext.__file__,
+        "versions": {name: importlib.metadata.version(name) for name in ("e2b", "invoke", "math-verify")},
+        "own_environment": sys.prefix != sys.base_prefix,
+        "settings": said.stdout + said.stderr,
+        "history": os.path.exists(".git") or os.path.exists("tests"),
     }
-    environment.pop("VIRTUAL_ENV", None)
-    folder.mkdir()
-    ray = [str(base), "-m", "ray.scripts.scripts"]
-    words = ["start", "--head", "--port=0", "--dashboard-port=0", "--num-cpus=2", "--block",
-             "--object-store-memory=100000000"]  # fmt: skip
-    log = tmp_path / "ray.log"
-    with log.open("w") as said:
-        head = subprocess.Popen([*ray, *words], env=environment, stdout=said, stderr=said, cwd=tmp_path)
-    try:
-        yield dashboard(folder, log)
-    finally:
-        for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:
-            process.kill()
-        head.wait()
-        subprocess.run(["rm", "-rf", str(folder)], check=False)
+
+print(json.dumps(ray.get(look.remote())))
+"""
 
 
-def dashboard(folder: Path, log: Path) -> str:
-    """Where jobs are submitted, from Ray's own store: `ray start` itself waits for it for 20 s only."""
-    from ray._raylet import GcsClient
-
-    note = folder / "ray" / "ray_current_cluster"
-    until_s = time.monotonic() + 180
-    while time.monotonic() < until_s:
-        if note.is_file():
-            store = GcsClient(address=note.read_text().strip())
-            if found := store.internal_kv_get(b"dashboard", b"dashboard", timeout=10):
-                return "http://" + found.decode()
-        time.sleep(1)
-    raise AssertionError(f"no dashboard within 180 s:\n{log.read_text()}")
-
-
-def test_the_built_in_image_runs_the_project_from_its_runtime_env(outside_any_environment: str, tmp_path: Path):
-    from ray.job_submission import JobStatus, JobSubmissionClient
-
+def test_the_built_in_image_runs_the_project_from_its_runtime_env(tmp_path: Path):
+    """In an interpreter without an environment, as in the image: in one, Ray copies the whole of it, gigabytes."""
     env_file = tmp_path / "shared.env"
     env_file.write_text(f"E2B_API_KEY={CANARY}\n")
     asked = {**PLATFORMS["tione-builtin"].defaults, "working_dir": str(ROOT), "env_file": str(env_file),
              "data_root": str(tmp_path / "root")}  # fmt: skip
-    files = render("tione-builtin", gather(hardware="h200x8", nodes=1, **asked))
-    start = shlex.split(files["start-command.sh"].splitlines()[-1])
-    # The rendered command, with a module of the project's that needs no GPU.
-    assert start[:3] == ["python", "-m", "verl_ext.launch"]
-    settings = "python -m verl_ext.settings"
-    look = (
-        "import importlib.metadata, os, ray, sys, verl_ext; ray.init(log_to_driver=False); "
-        "f = ray.remote(lambda: (importlib.import_module('verl_ext').__file__, importlib.metadata.version('e2b'), "
-        "sys.prefix != sys.base_prefix, os.environ['VERL_EXT_ENV_FILE'])); print('task', *ray.get(f.remote()))"
-    )
-    client = JobSubmissionClient(outside_any_environment)
-    job = client.submit_job(
-        entrypoint=f"{settings} && python -c {shlex.quote('import importlib; ' + look)}",
-        runtime_env=json.loads(files["runtime-env.json"]),
-    )
-    until_s = time.monotonic() + 240
-    while not (status := client.get_job_status(job)).is_terminal() and time.monotonic() < until_s:
-        time.sleep(1)
-    logs = client.get_job_logs(job)
-    assert status == JobStatus.SUCCEEDED, f"{client.get_job_info(job).message}\n{logs}"
-    assert "E2B_API_KEY=set" in logs
-    [task] = [line.split() for line in logs.splitlines() if line.startswith("task ")]
-    assert "working_dir_files" in task[1]  # what was sent, not the checkout
-    assert task[2:] == ["2.50.0", "True", str(env_file)]
-    assert CANARY not in f"{client.list_jobs()} {logs}"
+    wanted = tmp_path / "runtime-env.json"
+    wanted.write_text(render("tione-builtin", gather(hardware="h200x8", nodes=1, **asked))["runtime-env.json"])
+    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    foreign = ("RAY_", "VERL_EXT_", "E2B_", "VIRTUAL_ENV")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    environment |= {"PYTHONPATH": sysconfig.get_path("purelib"), "PATH": f"{base.parent}:/usr/bin:/bin"}
+    with tempfile.TemporaryDirectory(prefix="ti-", dir="/tmp") as session:  # short: sockets lie below it
+        done = subprocess.run([str(base), "-c", DRIVER, str(wanted), session], env=environment, cwd=tmp_path,
+                              capture_output=True, text=True, timeout=270)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert "working_dir_files" in found["package"]  # what was sent, not the checkout
+    pins = dict(entry.split("==") for entry in json.loads(wanted.read_text())["pip"])
+    assert found["versions"] == {name: pins[name] for name in found["versions"]}
+    assert found["own_environment"] is True
+    assert found["history"] is False
+    assert "E2B_API_KEY=set" in found["settings"]  # from the file that RuntimeEnv names only
+    assert CANARY not in wanted.read_text() + done.stdout + done.stderr

@@ -23,11 +23,12 @@ import jsonschema
 import pytest
 import yaml
 
+from verl_ext.cluster.start import NODE_ENVIRONMENT
 from verl_ext.compose import hardware_names
 from verl_ext.errors import ConfigurationError
 from verl_ext.platforms.__main__ import main
 from verl_ext.platforms.builtin import missing_packages
-from verl_ext.platforms.facts import IN_IMAGE, NODE_ENVIRONMENT, USER_IN_IMAGE, Facts, gather
+from verl_ext.platforms.facts import IN_IMAGE, USER_IN_IMAGE, Facts, gather
 from verl_ext.platforms.render import PLATFORMS, render
 from verl_ext.settings import VARIABLES
 

@@ -18,23 +18,12 @@ from verl_ext.settings import VARIABLES, variable_named
 ROOT = Path(__file__).resolve().parents[2]
 IN_IMAGE = "/opt/verl-ags"  # docker/Dockerfile
 USER_IN_IMAGE = 10001  # likewise
-RAY_PORT, DASHBOARD_PORT = 6379, 8265  # Ray's defaults
 # What is asked for beside GPUs: agent loops, engine servers, what FSDP offloads; /dev/shm holds Ray's object store and
 # NCCL's buffers. Of one GPU; the H200 that the recipe was run on (recipe/retool/LOG.md) had 16 cores and 128 GiB.
 CPUS_PER_GPU, MEMORY_GIB_PER_GPU, SHM_GIB_PER_GPU = 12, 120, 8
 # Of a whole node that trains in small: the README's "needs".
 CPUS_WITHOUT_GPU, MEMORY_GIB_WITHOUT_GPU, SHM_GIB_WITHOUT_GPU = 2, 12, 2
 CPUS_OF_A_HEAD, MEMORY_GIB_OF_A_HEAD = 4, 16
-# What every process of a node inherits from the Ray that is started there.
-NODE_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's default of 15 would let any other process of the machine go first.
-    "RAY_worker_niceness": "0",
-    # vLLM's engine is a child of a Ray worker, and would live on when that is killed.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
-    # A run that is stopped ends its sandboxes itself if it is given the time; Ray's default is 3.
-    "RAY_JOB_STOP_WAIT_TIME_S": "60",
-}
 # Characters that no shell, YAML or Ray's own joining of words reads as anything else.
 _PLAIN = re.compile(r"[\w./:=,@%+\[\]{}-]+")
 

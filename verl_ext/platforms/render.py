@@ -10,13 +10,20 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from verl_ext.cluster.start import DASHBOARD_PORT, HEAD_PORT, NODE_ENVIRONMENT
 from verl_ext.platforms import facts as facts_module
 from verl_ext.platforms.facts import Facts
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
-_CONSTANTS = (
-    "CPUS_OF_A_HEAD", "DASHBOARD_PORT", "MEMORY_GIB_OF_A_HEAD", "NODE_ENVIRONMENT", "RAY_PORT", "USER_IN_IMAGE",
-)  # fmt: skip
+# What is the same for every run.
+_CONSTANTS = {
+    "CPUS_OF_A_HEAD": facts_module.CPUS_OF_A_HEAD,
+    "DASHBOARD_PORT": DASHBOARD_PORT,
+    "HEAD_PORT": HEAD_PORT,
+    "MEMORY_GIB_OF_A_HEAD": facts_module.MEMORY_GIB_OF_A_HEAD,
+    "NODE_ENVIRONMENT": NODE_ENVIRONMENT,
+    "USER_IN_IMAGE": facts_module.USER_IN_IMAGE,
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ def render(platform: str, facts: Facts) -> dict[str, str]:
     )
     environment.filters["sh"] = shlex.quote
     environment.filters["tojson"] = json.dumps
-    environment.globals.update({name: getattr(facts_module, name) for name in _CONSTANTS})
+    environment.globals.update(_CONSTANTS)
     return {
         name: environment.get_template(template).render(facts=facts).strip() + "\n"
         for name, template in PLATFORMS[platform].files.items()
