@@ -66,6 +66,12 @@ def overrides(by_flag: list[str] | None) -> list[str]:
     return given
 
 
+def words_after(name: str) -> list[str]:
+    """What stands behind a task's name before its first flag: invoke takes a fixed number of them."""
+    words = sys.argv[sys.argv.index(name) + 1 :] if name in sys.argv else []
+    return words[: next((at for at, word in enumerate(words) if word.startswith("-")), len(words))]
+
+
 @task(help={"stack": "cpu or gpu"})
 def setup(context, stack="cpu"):
     """Install a stack from its hash-pinned lock."""
@@ -116,7 +122,7 @@ def prepare_data(
 @task(
     positional=["file"],
     help={
-        "file": "a run's folder, rollouts or answers (parquet, jsonl)",
+        "file": "a run's name or folder, rollouts or answers (parquet, jsonl)",
         "show": "differing answers to show",
         "json": "write everything to this file as well",
     },
@@ -259,12 +265,71 @@ def download(context, model="", data="", source="", revision="", data_root="", e
 
 
 @task(
-    positional=["run_dir"],
-    help={"run_dir": "the run's folder", "out": "default: RUN/export", "verify": "load it again"},
+    positional=["run_"],
+    help={
+        "run_": "a run's name or folder, or a checkpoint's folder",
+        "step": "of the checkpoint; default: the newest that is kept",
+        "out": "default: RUN/export/global_step_STEP",
+        "verify": "load it again, compare logits",
+        "json": "for programs",
+    },
 )
-def export(context, run_dir, out="", verify=False):
+def export(context, run_, step="", out="", verify=False, json=False):
     """Merge a run's checkpoint to Hugging Face format."""
-    become("verl_ext.export", run_dir, *(["--out", out] if out else []), "--verify" if verify else "")
+    flags = given({"--step": step, "--out": out})
+    become("verl_ext.export", run_, *flags, "--verify" if verify else "", "--json" if json else "")
+
+
+@task(
+    positional=["subject"],
+    help={
+        "subject": "a run's name or folder, a checkpoint's or model's folder, or a hub id",
+        "step": "of the run's checkpoint; default: the newest that is kept",
+        "base": "the model that the run began from, if it lies elsewhere now",
+        "data": "aime-2024, aime-2025, math-500, or as prepare-data takes it; repeatable",
+        "settings": "of no_tools,tools,trained; default: all that make sense",
+        "n": "samples a problem; default: the recipe's",
+        "max_problems": "keep the first N problems",
+        "seed": "of all samples; default: 1",
+        "run_id": "name of the evaluation; one that was interrupted goes on",
+        "recipe": "a file of recipe/retool/config",
+        "hardware": "a file of recipe/retool/config/hardware; default: by GPUs",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+        "env_file": "in place of ./.env",
+        "sandbox": "auto, e2b or local",
+        "set_": "KEY=VALUE of verl's configuration, repeatable; or all behind --",
+    },
+    iterable=["data", "set_"],
+)
+def evaluate(
+    context, subject, step="", base="", data=None, settings="", n="", max_problems="", seed="", run_id="",
+    recipe="retool", hardware="", data_root="", env_file="", sandbox="", set_=None,
+):  # fmt: skip
+    """Measure a model, or a checkpoint beside its base."""
+    flags = {
+        "--step": step, "--base": base, "--settings": settings, "--n": n, "--max-problems": max_problems,
+        "--seed": seed, "--run-id": run_id, "--recipe": recipe, "--hardware": hardware, "--data-root": data_root,
+        "--env-file": env_file, "--sandbox": sandbox,
+    }  # fmt: skip
+    sets = [f"--data={one}" for one in data or []]
+    become("recipe.retool.evaluate", subject, *sets, *given(flags), *overrides(set_))
+
+
+@task(
+    positional=["run_", "other"] if len(words_after("report")) > 1 else ["run_"],
+    help={
+        "run_": "the run's folder, or its name below the data root",
+        "other": "a second run: the two are compared",
+        "out": "the file; default: report.html in the run's folder",
+        "steps": "trajectories of these steps only: FIRST-LAST",
+        "max_mb": "of the trajectories' texts in the file",
+        "data_root": "in place of VERL_EXT_DATA_ROOT",
+    },
+)
+def report(context, run_, other=None, out="", steps="", max_mb="", data_root=""):
+    """Write a run, or two compared, as one HTML file."""
+    flags = {"--out": out, "--steps": steps, "--max-mb": max_mb, "--data-root": data_root}
+    become("verl_ext.report", run_, other or "", *given(flags))
 
 
 @task(help={"host": "address", "port": "0 for any", "isolation": "auto, required, none or a tier's name"})
@@ -397,7 +462,9 @@ namespace = Collection(
     cluster_join,
     cluster_status,
     cluster_stop,
+    evaluate,
     export,
+    report,
     check_sandbox,
     check_network,
     render,

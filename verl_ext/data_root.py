@@ -15,6 +15,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+DATA_REPORT = "report.json"  # of prepare-data, beside the files that it speaks of
 RECORD = ".verl-ags-download.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

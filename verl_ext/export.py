@@ -1,171 +1,114 @@
-"""A checkpoint as a Hugging Face folder, held against the trainer's own numbers: `invoke export RUN`.
+"""A checkpoint as a Hugging Face folder: `invoke export RUN`.
 
-verl's model merger does the work. Verified: the folder loads in transformers, its logits equal those of the
-weights that were trained, read straight from the checkpoint's shards, and vLLM's log-probabilities agree.
+verl's model merger does the work, for any number of ranks. Around it: every shard is looked through before it is read,
+an adapter (LoRA) is merged into the weights, the folder says what it is (README.md), and it appears whole or not at
+all. `--verify` holds it against what was trained (verl_ext/checkpoint/proof.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from verl_ext.checkpoint.folder import CheckpointFolder
+from verl_ext.checkpoint import kept
+from verl_ext.checkpoint.kept import ADAPTER, Checkpoint, find_checkpoint
+from verl_ext.checkpoint.model_card import model_card
 from verl_ext.errors import ConfigurationError, VerlAgsError
-from verl_ext.runs import CHECKPOINTS, CONFIG
-from verl_ext.trajectory import read_records
-
-if TYPE_CHECKING:
-    import torch
-
-# bfloat16 has 8 bits of mantissa: logits of size 10 differ by a few hundredths between two orders of summation.
-LOGIT_TOLERANCE = 0.05
-PROBABILITY_TOLERANCE = 0.02
-PROBES = 8
+from verl_ext.settings import Settings
 
 
-def latest_checkpoint(run_dir: Path) -> Path:
-    """The `actor` folder of the newest checkpoint of a run that was saved to its end.
+def export(checkpoint: Checkpoint, target: Path, say: Callable[[str], None]) -> Path:
+    """Merge a checkpoint into `target`, which appears whole or not at all.
 
     Raises:
-        ConfigurationError: the run has none.
+        ConfigurationError: a shard is missing or damaged, `target` is there, or it cannot be merged.
     """
-    newest = CheckpointFolder(run_dir / CHECKPOINTS).newest_whole()
-    if newest is None:
-        raise ConfigurationError(
-            f"{run_dir} has no whole checkpoint: set trainer.save_freq, or let the run reach its end"
-        )
-    return newest[0] / "actor"
-
-
-def export(run_dir: Path, target: Path) -> Path:
-    """Merge the newest checkpoint into `target`, which appears whole or not at all.
-
-    Raises:
-        ConfigurationError: there is no checkpoint, `target` exists, or the merger failed.
-    """
-    actor = latest_checkpoint(run_dir)
     if target.exists():
         raise ConfigurationError(f"{target} is there already: delete it or choose another --out")
+    say(f"looking through the {checkpoint.world_size} shard(s) of step {checkpoint.step}")
+    wrong = list(kept.problems(checkpoint))
+    if wrong:
+        raise ConfigurationError.listing(f"{checkpoint.folder} cannot be exported", wrong)
     scratch = target.with_name(f".{target.name}.part")
     shutil.rmtree(scratch, ignore_errors=True)
-    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
-    done = subprocess.run(
-        [*command, "--local_dir", str(actor), "--target_dir", str(scratch)], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
+    try:
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        say("merging them")
+        flags = ["--backend", "fsdp", "--local_dir", str(checkpoint.actor), "--target_dir", str(scratch)]
+        _run(checkpoint, "-m", "verl.model_merger", "merge", *flags)
+        if (scratch / ADAPTER).is_dir():
+            say("merging the adapter into the weights")
+            _run(checkpoint, "-m", "verl_ext.checkpoint.lora", str(scratch), str(checkpoint.lora_alpha))
+        (scratch / "README.md").write_text(model_card(checkpoint, scratch), encoding="utf-8")
+        scratch.replace(target)
+    except OSError as error:
+        raise ConfigurationError(f"{target} cannot be written ({error}): choose another --out") from error
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        words = done.stderr.strip().splitlines()
-        raise ConfigurationError(f"{actor} cannot be merged: {words[-1] if words else 'no message'}")
-    scratch.replace(target)
     return target
 
 
-def verify(run_dir: Path, folder: Path) -> dict[str, Any]:
-    """Differences between the exported model and the trained one on prompts and responses of the run.
+def exported(checkpoint: Checkpoint, target: Path, say: Callable[[str], None]) -> Path:
+    """`target`, exported now unless it is there.
 
-    Returns:
-        `ok`, `differences` (largest absolute logit difference in transformers, mean absolute difference of
-        vLLM's probabilities of the sampled tokens), `seconds` is left to the caller.
+    Raises:
+        ConfigurationError: as `export`, or what is there is older than the checkpoint, which a run that went on made
+            anew.
     """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    probes = _probes(run_dir)
-    exported = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    trained = AutoModelForCausalLM.from_config(exported.config, dtype=torch.bfloat16)
-    trained.load_state_dict(_trained_weights(latest_checkpoint(run_dir)))
-    logits = 0.0
-    expected: list[torch.Tensor] = []
-    with torch.no_grad():
-        for prompt, response in probes:
-            ids = torch.tensor([prompt + response])
-            ours = trained(ids).logits[0].float()
-            logits = max(logits, float((exported(ids).logits[0].float() - ours).abs().max()))
-            probabilities = ours[len(prompt) - 1 : -1].softmax(-1)
-            expected.append(probabilities.gather(-1, torch.tensor(response)[:, None])[:, 0])
-    engine = _engine_probabilities(folder, probes)
-    gaps = [float((torch.tensor(mine) - theirs).abs().mean()) for mine, theirs in zip(engine, expected, strict=True)]
-    differences = {"largest logit difference": logits, "mean vLLM probability difference": sum(gaps) / len(gaps)}
-    ok = logits <= LOGIT_TOLERANCE and sum(gaps) / len(gaps) <= PROBABILITY_TOLERANCE
-    return {"ok": ok, "differences": differences, "folder": str(folder)}
+    if not target.exists():
+        return export(checkpoint, target, say)
+    if any(shard.is_file() and shard.stat().st_mtime > target.stat().st_mtime for shard in checkpoint.shards()):
+        raise ConfigurationError(f"{target} is older than the checkpoint that it should hold: delete it")
+    return target
 
 
-def _trained_weights(actor: Path) -> dict[str, torch.Tensor]:
-    """The weights as the trainer saved them, without the merger: one rank only."""
-    import torch
-
-    shards = sorted(actor.glob("model_world_size_*_rank_*.pt"))
-    if len(shards) != 1:
-        raise ConfigurationError(f"{actor} has {len(shards)} shards: --verify reads checkpoints of one rank")
-    state = torch.load(shards[0], map_location="cpu", weights_only=False)
-    full = {name: getattr(value, "_local_tensor", value) for name, value in state.items()}
-    return {name: value.to(torch.bfloat16) for name, value in full.items()}
-
-
-def _probes(run_dir: Path) -> list[tuple[list[int], list[int]]]:
-    rows: list[tuple[list[int], list[int]]] = []
-    for record in read_records(run_dir, validation=False):
-        rows.append((record["prompt_ids"], record["response_ids"]))
-        if len(rows) == PROBES:
-            break
-    if not rows:
-        raise ConfigurationError(f"{run_dir} has no recorded trajectory to verify with")
-    return rows
-
-
-def _engine_probabilities(folder: Path, probes: Sequence[tuple[list[int], list[int]]]) -> list[list[float]]:
-    """vLLM's probability of each response token, one forward pass over prompt and response."""
-    import math
-
-    import torch
-
-    # One process: the engine's own would import torch and vLLM again.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # noqa: TID251 - set for vLLM, before its import
-    if not torch.cuda.is_available():
-        import verl_ext.cpu  # noqa: F401 - before vLLM's import
-
-    from vllm import LLM, SamplingParams
-    from vllm.inputs import TokensPrompt
-
-    engine = LLM(str(folder), max_model_len=1024, enforce_eager=True, dtype="bfloat16", disable_log_stats=True)
-    outputs = engine.generate(
-        [TokensPrompt(prompt_token_ids=prompt + response) for prompt, response in probes],
-        SamplingParams(max_tokens=1, prompt_logprobs=0),
-        use_tqdm=False,
-    )
-    rows = []
-    for (prompt, response), output in zip(probes, outputs, strict=True):
-        entries = (output.prompt_logprobs or [])[len(prompt) :]
-        rows.append([math.exp(entry[token].logprob) for entry, token in zip(entries, response, strict=True) if entry])
-    return rows
+def _run(checkpoint: Checkpoint, *words: str) -> None:
+    """A process of its own, since it imports torch and holds the weights."""
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise ConfigurationError(f"{checkpoint.actor} cannot be merged: {said[-1] if said else 'no message'}")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Parse, export, verify; prints the folder, or JSON."""
+    """Parse, export, verify; prints the folder, or JSON. Status 1: the folder does not hold what was trained."""
     parser = argparse.ArgumentParser(prog="invoke export", description="Merge a checkpoint to Hugging Face format.")
-    parser.add_argument("run", type=Path, help="the run's folder")
-    parser.add_argument("--out", type=Path, help="default: RUN/export")
+    parser.add_argument("run", help="a run's name or folder, or a checkpoint's folder")
+    parser.add_argument("--step", type=int, help="of the checkpoint; default: the newest that is kept")
+    parser.add_argument("--out", type=Path, help="default: RUN/export/global_step_STEP")
     parser.add_argument("--verify", action="store_true", help="load it in transformers and vLLM, compare logits")
     parser.add_argument("--json", action="store_true", help="print what was found as one line of JSON")
     options = parser.parse_args(arguments)
+
+    def say(line: str) -> None:
+        if not options.json:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
     try:
-        if not (options.run / CONFIG).is_file():
-            raise ConfigurationError(f"{options.run} is no run folder: it has no {CONFIG}")
-        folder = export(options.run, options.out or options.run / "export")
-        found: dict[str, Any] = {"folder": str(folder)}
+        checkpoint = find_checkpoint(Settings.load().folder("runs"), options.run, options.step)
+        folder = export(checkpoint, options.out or checkpoint.export_folder, say)
+        say(f"exported step {checkpoint.step} to {folder}")
+        found: dict[str, Any] = {"folder": str(folder), "step": checkpoint.step}
         if options.verify:
-            found = verify(options.run, folder)
+            from verl_ext.checkpoint.proof import verify
+
+            say("loading it in transformers and vLLM, beside the weights as they were trained")
+            found |= verify(checkpoint, folder)
+            for name, value in found["differences"].items():
+                say(f"{name}: {value:.3g}")
+            say("it is what was trained" if found["ok"] else "it is NOT what was trained")
     except VerlAgsError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write((json.dumps(found) if options.json else f"exported to {found['folder']}: {found}") + "\n")
+    if options.json:
+        sys.stdout.write(json.dumps(found) + "\n")
     return 0 if found.get("ok", True) else 1
 
 

@@ -35,7 +35,7 @@ from verl_ext.clean import clean
 from verl_ext.display import Display, display, writer
 from verl_ext.errors import AlarmStopError, ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
 from verl_ext.interrupts import Interrupted, interruptible
-from verl_ext.manifest import manifest
+from verl_ext.manifest import data_report, manifest
 from verl_ext.parquet_files import files
 from verl_ext.request import Configured, RunRequest, configure
 from verl_ext.resumption import Resumption
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from verl_ext.cluster.shape import Cluster
+    from verl_ext.ray_run import Runner
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_ALARM, EXIT_DIED = 2, 3, 70
@@ -91,50 +92,73 @@ def run(
         SandboxError: the local sandbox server did not start.
     """
     if not go_on_with:
-        return _run(request, settings, show, wrong_settings, None)
+        return carry_out(_without_problems(request, settings, wrong_settings), request, settings, show)
     run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
     with attempts.held(run_dir):
         if ended := ray_session.end_leftovers(run_dir, run_dir / runs.LOGS):
             show.say(f"ended {ended} processes that the attempt that was killed had left")
         back = resumption.find(request, run_dir, show.say)
-        return _run(back.request, settings, show, wrong_settings, back)
+        configured = _without_problems(back.request, settings, wrong_settings)
+        resumption.refuse_finished(back, configured.subject.plan.steps)
+        return carry_out(configured, back.request, settings, show, back=back)
 
 
-def _run(
-    request: RunRequest, settings: Settings, show: Display, wrong_settings: Sequence[str], back: Resumption | None
-) -> RunResult:
-    started_s, say = time.monotonic(), show.say
+def _without_problems(request: RunRequest, settings: Settings, wrong_settings: Sequence[str]) -> Configured:
     configured = configure(request, settings, wrong_settings)
     configured.refuse_problems()
+    return configured
+
+
+def carry_out(
+    configured: Configured,
+    request: RunRequest,
+    settings: Settings,
+    show: Display,
+    runner_class: type[Runner] | None = None,
+    back: Resumption | None = None,
+) -> RunResult:
+    """Do what was configured: `run` without the looking.
+
+    Args:
+        configured: without problems.
+        request: what it was made of.
+        settings: from `Settings.read`.
+        show: takes lines and steps for the user.
+        runner_class: the process that does it; trains if None.
+        back: how a run goes on whose folder this process holds; None for a new one.
+
+    Raises:
+        As `run`.
+    """
+    started_s, say = time.monotonic(), show.say
     config, run_dir = configured.config, configured.run_dir
     train_data = resume.train_data(config)
     with contextlib.ExitStack() as held:
         if back:
-            resumption.refuse_finished(back, configured.subject.plan.steps)
             attempts.leave_the_dead(back, config, settings, say)  # before the account's sandboxes are counted
         admit(settings, config.verl_ext.run_id, say)
         if not back:
-            _make_folder(run_dir)
+            _make_folder(run_dir, may_be_there=request.run_dir is not None)
             held.enter_context(attempts.held(run_dir))
-        _write_facts(configured, request, settings, train_data)
+        _write_facts(configured, settings, train_data)
+        if runner_class is None:
+            resumption.write_request(run_dir, request, configured.resolved)
         say(f"run {config.verl_ext.run_id}: {run_dir}")
         runs.note_phase(run_dir, "start")
-        ended = _serve_and_train(configured, request, settings, show)
+        ended = _serve_and_train(configured, request, settings, show, runner_class)
     return RunResult(run_dir, *ended, time.monotonic() - started_s)
 
 
-def _make_folder(run_dir: Path) -> None:
+def _make_folder(run_dir: Path, *, may_be_there: bool) -> None:
     try:
-        run_dir.mkdir(parents=True)
+        run_dir.mkdir(parents=True, exist_ok=may_be_there)
     except OSError as error:
         raise ConfigurationError(
             f"{run_dir} cannot be made ({error}): set VERL_EXT_DATA_ROOT to a folder of yours"
         ) from error
 
 
-def _write_facts(
-    configured: Configured, request: RunRequest, settings: Settings, train_data: list[dict[str, str]]
-) -> None:
+def _write_facts(configured: Configured, settings: Settings, train_data: list[dict[str, str]]) -> None:
     from omegaconf import OmegaConf
 
     config, run_dir = configured.config, configured.run_dir
@@ -142,11 +166,16 @@ def _write_facts(
     data_files = [*files(config.data.train_files), *files(config.data.val_files)]
     facts = manifest(configured.subject.model, data_files, settings.public_dict()) | {"train_data": train_data}
     runs.write_whole(run_dir / runs.MANIFEST, json.dumps(facts, indent=2) + "\n")
-    resumption.write_request(run_dir, request, configured.resolved)
+    if report := data_report(train_data):
+        runs.write_whole(run_dir / runs.DATA_REPORT, json.dumps(report, indent=2) + "\n")
 
 
 def _serve_and_train(
-    configured: Configured, request: RunRequest, settings: Settings, show: Display
+    configured: Configured,
+    request: RunRequest,
+    settings: Settings,
+    show: Display,
+    runner_class: type[Runner] | None,
 ) -> tuple[dict[str, float], int, int]:
     config, run_dir, say = configured.config, configured.run_dir, show.say
     with _sandbox_service(request, settings, run_dir) as server:
@@ -158,10 +187,11 @@ def _serve_and_train(
             with ThreadPoolExecutor(1) as beside:
                 local_url = server.url if server else None
                 proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
-                steps = configured.subject.plan.steps
-                _train(config, environment, run_dir, server, proof, show, steps, request.cluster)
+                steps = configured.subject.plan.steps if runner_class is None else None
+                _train(config, environment, run_dir, server, proof, show, steps, request.cluster, runner_class)
         finally:
-            say(alarms.overview(alarms.read_events(run_dir)))
+            if runner_class is None:
+                say(alarms.overview(alarms.read_events(run_dir)))
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
     return ended
 
@@ -192,9 +222,10 @@ def _train(
     show: Display,
     steps: int | None,
     cluster: Cluster | None,
+    runner_class: type[Runner] | None,
 ) -> None:
     from verl_ext.progress import Follower
-    from verl_ext.ray_run import cluster_ray, local_ray, open_files_limit, train
+    from verl_ext.ray_run import RunnerProcess, cluster_ray, local_ray, open_files_limit, train
 
     open_files_limit()
     show.begin(steps)
@@ -207,7 +238,8 @@ def _train(
         runs.note_phase(run_dir, "Ray is up")
         _heed(proof)
         try:
-            train(config, follower, float(config.verl_ext.get("stall_timeout_s", 3600)))
+            stall_timeout_s = float(config.verl_ext.get("stall_timeout_s", 3600))
+            train(config, follower, stall_timeout_s, runner_class or RunnerProcess)
         finally:
             follower.poll()
 

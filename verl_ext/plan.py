@@ -10,8 +10,8 @@ from verl_ext.gpu_memory import GpuMemory, checkpoint_gib, gpu_memory, host_memo
 from verl_ext.model_shape import ModelShape
 from verl_ext.parquet_files import total_rows
 
-# Id, mask, log-prob and text of one recorded token. Source: tests/bench/bench_records.py, 10.6, rounded up.
-RECORD_BYTES_A_TOKEN = 11
+# Id, mask, log-prob and text of one recorded token. Source: tests/bench/bench_records.py, 8.1 in one turn, rounded up.
+RECORD_BYTES_A_TOKEN = 9
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import ray
 import ray._private.state as ray_state
@@ -48,8 +48,24 @@ OF_A_NEW_CLUSTER = (
 )  # fmt: skip
 
 
+class Runner(Protocol):
+    """What a run's first process does.
+
+    Attributes:
+        engine_has_own_gpus: whether no trainer holds the GPUs that the engine runs on.
+    """
+
+    engine_has_own_gpus: ClassVar[bool]
+
+    def run(self, config: DictConfig, agent_loops: list[Any], engine_servers: dict[str, list[Any]]) -> None:
+        """All of it; returns when it is over."""
+        ...
+
+
 class RunnerProcess:
     """The TaskRunner's process. Heavy imports happen in it and not in the driver."""
+
+    engine_has_own_gpus: ClassVar[bool] = False
 
     def run(self, config: DictConfig, agent_loops: list[Any], engine_servers: dict[str, list[Any]]) -> None:
         """Train; returns when training is over."""
@@ -142,20 +158,24 @@ def _worker_pids() -> set[int]:
     return {int(actor["Pid"]) for actor in ray_state.actors().values()}
 
 
-def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> None:
-    """Run the training to its end.
+def train(
+    config: DictConfig, follower: Follower, stall_timeout_s: float, runner_class: type[Runner] = RunnerProcess
+) -> None:
+    """Run the training, or what another runner does in its place, to its end.
 
     Args:
         config: resolved.
         follower: asked for progress once a second.
         stall_timeout_s: seconds without any new phase or step after which the run is ended.
+        runner_class: its process.
 
     Raises:
         TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
         AlarmStopError: an alarm ended it, as the user asked.
     """
-    runner: Any = ray.remote(num_cpus=1)(RunnerProcess).remote()
-    result = runner.run.remote(config, *_begin_early(config.actor_rollout_ref.rollout, config.trainer))
+    runner: Any = ray.remote(num_cpus=1)(runner_class).remote()
+    own_gpus = runner_class.engine_has_own_gpus
+    result = runner.run.remote(config, *_begin_early(config.actor_rollout_ref.rollout, config.trainer, own_gpus))
     first_death_s: float | None = None
     death = ""
     while True:
@@ -184,14 +204,14 @@ def train(config: DictConfig, follower: Follower, stall_timeout_s: float) -> Non
             )
 
 
-def _begin_early(rollout: DictConfig, trainer: DictConfig) -> tuple[list[Any], dict[str, list[Any]]]:
+def _begin_early(rollout: DictConfig, trainer: DictConfig, own_gpus: bool) -> tuple[list[Any], dict[str, list[Any]]]:
     """The processes of agent loops and engine servers, importing while the trainer does."""
     agent_loops = agent_loop_process.begin(rollout.agent.num_workers)
     if rollout.name != "vllm" or rollout.data_parallel_size != 1:
         return agent_loops, {}
     gpus_per_server = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size
     servers = trainer.nnodes * trainer.n_gpus_per_node // gpus_per_server
-    return agent_loops, engine_process.begin(gpus_per_server, servers)
+    return agent_loops, engine_process.begin(gpus_per_server, servers, own_gpus=own_gpus)
 
 
 def _dead_actor() -> str:

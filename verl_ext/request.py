@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class RunRequest:
         server_options: further options for the local sandbox server.
         environment: further variables of every process of the run; no secrets.
         cluster: that the run trains on; this machine alone if None.
-        run_dir: the folder of a run that goes on; made new from `run_id` if None.
+        run_dir: a folder that may be there already, of a run that goes on or an evaluation; made from `run_id` if None.
         resume_from: its checkpoint, every byte of which was verified; from the beginning if None.
     """
 
@@ -86,6 +86,10 @@ class Configured:
         flags = dict(flag.split("=", 1) for flag in self.from_flags)
         keys = {"model": "actor_rollout_ref.model.path", "train": "data.train_files", "val": "data.val_files"}
         return {"hardware": self.hardware, **{name: json.loads(flags[key]) for name, key in keys.items()}}
+
+    def without(self, checks: Collection[str]) -> Configured:
+        """The same without what these checks found."""
+        return replace(self, problems=tuple(problem for problem in self.problems if problem.check not in checks))
 
     def without_machine(self) -> Configured:
         """The same without what is wrong with this machine only."""

@@ -34,10 +34,12 @@ class Taken:
     Attributes:
         numbers: by name, without a prefix.
         lost: for each row that is no padding, in order: whether our infrastructure lost it.
+        rows: the trajectories as they were written (verl_ext.trajectory.SCHEMA), in order.
     """
 
     numbers: dict[str, float]
     lost: list[bool]
+    rows: list[dict[str, Any]]
 
 
 def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id: str, copies: int) -> Taken:
@@ -61,9 +63,9 @@ def take_records(prompts: DataProto, output: DataProto, *, run_dir: Path, run_id
         group = _field(prompts, "uid", index, default=index)
         seen[group] += 1
         if seen[group] <= copies:
-            rows.append((index, _row(prompts, output, index, record, run_id, str(group))))
-    write_records(run_dir, step, validation, [row for _, row in rows])
-    return Taken(summary([row for _, row in rows]), [row["infra_failed"] for _, row in rows])
+            rows.append(_row(prompts, output, index, record, run_id, str(group)))
+    write_records(run_dir, step, validation, rows)
+    return Taken(summary(rows), [row["infra_failed"] for row in rows], rows)
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -93,7 +95,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "truncated_ratio": stops["length"] / max(1, len(valid)),
         "out_of_turns_ratio": stops["turns"] / max(1, len(valid)),
         "response_tokens": _mean([len(row["response_ids"]) for row in valid]),
-        "trained_tokens": _mean([sum(row["response_mask"]) for row in valid]),
+        "trained_tokens": _mean([int(np.sum(row["response_mask"])) for row in valid]),
     }
     return {name: float(value) for name, value in numbers.items()}
 
@@ -107,7 +109,7 @@ def _row(
     length = int(attention[width:].sum())
     extra_info = _field(prompts, "extra_info", index, default={}) or {}
     extra = output.non_tensor_batch
-    log_probs = batch["rollout_log_probs"][index, :length].tolist() if "rollout_log_probs" in batch else []
+    log_probs = batch["rollout_log_probs"][index, :length].float().numpy() if "rollout_log_probs" in batch else []
     return {
         "run_id": run_id,
         "problem_id": str(extra_info.get("index", "")),
@@ -115,9 +117,13 @@ def _row(
         "group": group,
         "trajectory_id": record.trajectory_id,
         "ground_truth": str((_field(prompts, "reward_model", index, default={}) or {}).get("ground_truth", "")),
-        "prompt_ids": batch["prompts"][index][attention[:width]].tolist(),
-        "response_ids": batch["responses"][index, :length].tolist(),
-        "response_mask": batch["response_mask"][index, :length].tolist(),
+        "prompt": [
+            {"role": str(message["role"]), "content": _storable(str(message["content"]))}
+            for message in _field(prompts, "raw_prompt", index, default=())
+        ],
+        "prompt_ids": batch["prompts"][index][attention[:width]].int().numpy(),
+        "response_ids": batch["responses"][index, :length].int().numpy(),
+        "response_mask": batch["response_mask"][index, :length].char().numpy(),
         "rollout_log_probs": log_probs,
         "turns": [
             {**vars(turn), "text": _storable(turn.text), "calls": [_call_row(call) for call in turn.calls]}

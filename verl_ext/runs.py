@@ -4,6 +4,7 @@ runs/<run id>/
     config.yaml        resolved configuration, as verl got it
     request.json       what was asked for; `invoke train --resume` asks for it again
     manifest.json      versions, hashes of lock and data, git revision, the command
+    data-report.json   what became of the raw rows, by prepare-data, if that made the data
     phases.jsonl       when each phase of the start began
     metrics.jsonl      one line a step
     alarms.jsonl       one line for each alarm that started or ended (verl_ext.alarms); not there without any
@@ -19,6 +20,7 @@ runs/<run id>/
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
@@ -36,6 +38,7 @@ REQUEST = "request.json"
 ATTEMPTS = "attempts"
 LOCK = "lock"
 RAY_SESSION = "ray-session.json"
+DATA_REPORT = "data-report.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"
@@ -58,6 +61,29 @@ def check_run_id(run_id: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run_id):
         raise ConfigurationError(f"run id {run_id!r}: use letters, digits, '.', '_' and '-', at most 100 of them")
     return run_id
+
+
+def find_run(runs_folder: Path, text: str) -> Path:
+    """The folder of the run that a user means by a path or by its name; a path to a run wins.
+
+    Args:
+        runs_folder: where runs are, below the data root.
+        text: what the user wrote.
+
+    Raises:
+        ConfigurationError: there is no such run, or the folder is none.
+    """
+    folder = Path(text).expanduser()
+    if not (folder / CONFIG).is_file() and (runs_folder / text / CONFIG).is_file():
+        folder = runs_folder / text
+    if not (folder / CONFIG).is_file():
+        if folder.is_dir():
+            raise ConfigurationError(f"{folder} is no run folder: it has no {CONFIG}")
+        names = sorted(path.parent.name for path in runs_folder.glob(f"*/{CONFIG}"))
+        near = difflib.get_close_matches(text, names, n=1) or names[-1:]
+        hint = f"did you mean {near[0]}?" if near else "there is none yet"
+        raise ConfigurationError(f"no run {text!r}, neither a folder nor a name in {runs_folder}: {hint}")
+    return folder.absolute()
 
 
 def note_phase(run_dir: Path, name: str) -> None:

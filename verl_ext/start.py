@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 _UNHURRIED = 10  # nice(2)
 
 
-def start_on_nodes(process: type, node_ids: Sequence[str], name: str, *, soft: bool) -> list[Any]:
+def start_on_nodes(process: type, node_ids: Sequence[str], name: str, *, soft: bool, num_gpus: int = 0) -> list[Any]:
     """Start one Ray actor of a plain class for each entry of `node_ids`, on that node; does not wait.
 
     Args:
@@ -23,11 +23,13 @@ def start_on_nodes(process: type, node_ids: Sequence[str], name: str, *, soft: b
         node_ids: where.
         name: of the actors, with a number behind it.
         soft: whether another node will do.
+        num_gpus: of each, for itself.
     """
     remote_class = ray.remote(process)
     return [
         remote_class.options(
             name=f"{name}_{index}",
+            num_gpus=num_gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=soft),
         ).remote()
         for index, node_id in enumerate(node_ids)

@@ -70,7 +70,8 @@ class AgsAgentLoopManager(AgentLoopManager):
         super().__init__(config, worker_group, rm_wg)
 
     def _initialize_llm_servers(self) -> None:
-        note_phase(_run_dir, "trainer's model is built")
+        if self.worker_group:
+            note_phase(_run_dir, "trainer's model is built")
         super()._initialize_llm_servers()
         note_phase(_run_dir, "engine is ready")
 
@@ -97,7 +98,7 @@ class AgsAgentLoopManager(AgentLoopManager):
             policy=policy,
             workers=len(self.agent_loop_workers),
             wait_for_service=lambda cause: wait_until_it_works(
-                self._probe, lambda what: note_phase(_run_dir, what), cause=cause, timeout_s=policy.pause_timeout_s
+                self.probe, lambda what: note_phase(_run_dir, what), cause=cause, timeout_s=policy.pause_timeout_s
             ),
         )
         started_s = time.monotonic()
@@ -128,12 +129,15 @@ class AgsAgentLoopManager(AgentLoopManager):
                 numbers |= {f"{name}/now": value for name, value in now.items()}
         return numbers
 
-    def _probe(self) -> str:
+    def probe(self) -> str:
         """What is wrong with the service; "" if it gives a sandbox that runs code."""
         return ray.get(self.agent_loop_workers[0].probe_sandbox.remote())
 
     def close_sandboxes(self) -> dict[str, float]:
-        """End every sandbox of every worker; a worker that died is left to the sweep."""
+        """End every sandbox of every worker; the counts, also written to sandboxes.json.
+
+        A worker that died is left to the sweep.
+        """
         closing = [worker.close_sandboxes.remote() for worker in self.agent_loop_workers]
         done, _ = ray.wait(closing, num_returns=len(closing), timeout=60)
         results: list[dict[str, float]] = []
@@ -142,7 +146,10 @@ class AgsAgentLoopManager(AgentLoopManager):
                 results.append(ray.get(reference))
             except RayError:
                 continue
-        return {name: sum(one.get(name, 0.0) for one in results) for name in {key for one in results for key in one}}
+        names = {key for one in results for key in one}
+        numbers = {name: sum(one.get(name, 0.0) for one in results) for name in names}
+        (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        return numbers
 
 
 class AgsTrainer(RayPPOTrainer):
@@ -184,8 +191,7 @@ class AgsTrainer(RayPPOTrainer):
         except AlarmStopError as stop:
             raise AlarmStopError(f"{stop}\nThe run was ended, as verl_ext.stop_on asks. {self._saved()}") from stop
         finally:
-            numbers = self.async_rollout_manager.close_sandboxes()
-            (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+            self.async_rollout_manager.close_sandboxes()
 
     def _saved(self) -> str:
         """Where the checkpoint of the step that just ended is; it is written if verl has not."""
@@ -236,15 +242,19 @@ class AgsTaskRunner(TaskRunner):
 
     def run(self, config: Any) -> None:
         """verl's `run` with our classes in place."""
+        self.begin(config)
+        install()
+        super().run(config)
+
+    def begin(self, config: Any) -> None:
+        """What every run needs in this process before anything rolls out."""
         global _run_dir, _broker
         _run_dir = Path(config.verl_ext.run_dir)
         _stop_on[:] = names_of(config.verl_ext.stop_on)
         note_phase(_run_dir, "trainer is imported")
         Settings.load().export_foreign()  # a tracker's key from `.env`
-        install()
         workers = config.actor_rollout_ref.rollout.agent.num_workers
         _broker = broker_process.start(_run_dir, config.verl_ext.run_id, workers)
-        super().run(config)
 
 
 def install() -> None:

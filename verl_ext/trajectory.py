@@ -99,6 +99,7 @@ _CALL = pa.struct(
 _TURN = pa.struct(
     [("text", pa.string()), ("tokens", pa.int32()), ("generate_s", pa.float64()), ("calls", pa.list_(_CALL))]
 )
+_MESSAGE = pa.struct([("role", pa.string()), ("content", pa.string())])
 SCHEMA = pa.schema(
     [
         ("run_id", pa.string()),
@@ -109,6 +110,7 @@ SCHEMA = pa.schema(
         ("group", pa.string()),  # trajectories of one prompt share it: verl's uid
         ("trajectory_id", pa.string()),
         ("ground_truth", pa.string()),
+        ("prompt", pa.list_(_MESSAGE)),  # as the data has it, before the chat template adds the tool's schema
         ("prompt_ids", pa.list_(pa.int32())),
         ("response_ids", pa.list_(pa.int32())),
         ("response_mask", pa.list_(pa.int8())),  # 1 = sampled by the model and trained on
@@ -124,6 +126,7 @@ SCHEMA = pa.schema(
         ("infra_error", pa.string()),
     ]
 )
+_SMALL_NUMBERS = ["prompt_ids.list.element", "response_ids.list.element", "response_mask.list.element"]
 
 
 def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dict[str, Any]]) -> Path:
@@ -133,14 +136,22 @@ def write_records(run_dir: Path, step: int, validation: bool, rows: Sequence[dic
         run_dir: the run's folder.
         step: of the training.
         validation: whether these are a validation's.
-        rows: one dict a trajectory, with the names of `SCHEMA`; `step` and `validation` are added.
+        rows: one dict a trajectory, with the names of `SCHEMA`; `step` and `validation` are added. Numbers of
+            tokens may be lists, or numpy arrays of the schema's types, which take half the time.
     """
     folder = run_dir / ROLLOUTS
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{'val' if validation else 'train'}-{step:06d}.parquet"
     table = pa.Table.from_pylist([{**row, "step": step, "validation": validation} for row in rows], schema=SCHEMA)
     scratch = path.with_suffix(".tmp")
-    pq.write_table(table, scratch, compression="zstd")
+    pq.write_table(
+        table,
+        scratch,
+        compression="zstd",
+        # A sixth smaller and a third faster than pyarrow's default, which tries a dictionary of every float.
+        use_dictionary=_SMALL_NUMBERS,  # pyright: ignore[reportArgumentType] - its stub knows a flag only
+        use_byte_stream_split=["rollout_log_probs.list.element"],  # pyright: ignore[reportArgumentType]
+    )
     scratch.replace(path)
     return path
 

@@ -22,6 +22,8 @@ from recipe.retool.grading import grade
 from recipe.retool.other_graders import OtherGrader, Outcome
 from recipe.retool.symbolic.equality import POOL, same_value
 from verl_ext.errors import DataError, VerlAgsError
+from verl_ext.runs import find_run
+from verl_ext.settings import Settings
 
 OURS, STRICT, MATH_VERIFY = "ours", "strict box (verl)", "math-verify"
 _SHOWN, _TAIL_CHARS = 20, 100
@@ -175,7 +177,7 @@ def as_json(comparison: GradedFile) -> dict:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="invoke grade", description="Grade answers with several graders.")
-    parser.add_argument("file", type=Path, help="a run's folder, rollouts or answers as parquet or jsonl")
+    parser.add_argument("file", type=Path, help="a run's name or folder, rollouts or answers as parquet or jsonl")
     parser.add_argument("--show", type=int, default=_SHOWN, metavar="N", help="differing answers to show")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write everything to this file as well")
     return parser
@@ -186,9 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     console = Console()
     try:
-        answers = list(read_answers(args.file))
+        file = args.file if args.file.exists() else find_run(Settings.load().folder("runs"), str(args.file))
+        answers = list(read_answers(file))
         if not answers:
-            raise DataError(f"{args.file} holds no answers: give rollouts of a run or a file of answers")
+            raise DataError(f"{file} holds no answers: give rollouts of a run or a file of answers")
         comparison = compare_graders(answers, console)
     except VerlAgsError as error:
         sys.stderr.write(f"error: {error}\n")

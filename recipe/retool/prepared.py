@@ -16,12 +16,13 @@ from recipe.retool.data_picture import draw_report
 from recipe.retool.data_report import report_text
 from recipe.retool.deduplicate import Problem
 from recipe.retool.questions import build_prompt, language_of
+from verl_ext.data_root import DATA_REPORT
 from verl_ext.errors import ConfigurationError, DataError
 from verl_ext.parquet_files import PREPARED_KEY
 
 FORMAT = 2
 """Raised whenever the same input gives other rows."""
-REPORT_NAME, TEXT_NAME, PICTURE_NAME = "report.json", "report.txt", "report.png"
+TEXT_NAME, PICTURE_NAME = "report.txt", "report.png"
 HASH_KEY = b"verl_ags.content_sha256"
 AGENT_NAME = "tool_agent"
 """The agent loop that a row asks for; verl's default_agent_loop counts only where a row names none.
@@ -70,13 +71,13 @@ def load_report(out_dir: str | os.PathLike[str]) -> dict:
     Raises:
         DataError: no report, or a parquet file is missing or from another run than the report.
     """
-    report_path = Path(out_dir) / REPORT_NAME
+    report_path = Path(out_dir) / DATA_REPORT
     cure = "Run prepare-data again."
     try:
         report = json.loads(report_path.read_text(encoding="utf-8"))
         promised = {split: report[split]["content_sha256"] for split in ("train", "val")}
     except FileNotFoundError as error:
-        raise DataError(f"no prepared data in {out_dir}: {REPORT_NAME} is missing. {cure}") from error
+        raise DataError(f"no prepared data in {out_dir}: {DATA_REPORT} is missing. {cure}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"cannot read {report_path}: {error!r}. {cure}") from error
     for split, expected in promised.items():
@@ -86,7 +87,7 @@ def load_report(out_dir: str | os.PathLike[str]) -> dict:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"cannot read {path}: {error}. {cure}") from error
         if metadata.get(HASH_KEY, b"").decode() != expected:
-            raise DataError(f"{path} is not the file that {REPORT_NAME} describes. {cure}")
+            raise DataError(f"{path} is not the file that {DATA_REPORT} describes. {cure}")
     return report
 
 
@@ -117,7 +118,7 @@ def write_prepared(out_dir: Path, rows_by_split: dict[str, list[dict]], report: 
             if picture:
                 draw_report(report, stage(PICTURE_NAME))
             text = json.dumps(report, indent=2, ensure_ascii=False, sort_keys=True)
-            stage(REPORT_NAME).write_text(text + "\n", encoding="utf-8")
+            stage(DATA_REPORT).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
             f"cannot write to {out_dir}: {error}. Give --out a folder that you may write."

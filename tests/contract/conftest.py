@@ -82,7 +82,7 @@ async def labels(backend: SandboxBackend) -> AsyncIterator[dict[str, str]]:
 
 @pytest.fixture
 def fresh_verl_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Our loop is registered, with its class state to be built anew, and verl's own event loops are closed at the end.
+    """Our loops are registered, their class state to be built anew, and verl's own event loops are closed at the end.
 
     verl's initialize_tools_from_config makes an event loop and never closes it: we do, it would warn.
     """
@@ -91,7 +91,7 @@ def fresh_verl_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from verl.experimental.agent_loop import agent_loop as verl_agent_loop
     from verl.tools.utils import tool_registry
 
-    from verl_ext.agent_loop.loop import CodeInterpreterLoop
+    from verl_ext.agent_loop.loop import CodeInterpreterLoop, ToollessLoop
     from verl_ext.compose import CONFIG_DIR
 
     made: list[asyncio.AbstractEventLoop] = []
@@ -105,9 +105,10 @@ def fresh_verl_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return made[-1]
 
     monkeypatch.setattr(tool_registry, "asyncio", Watched("asyncio"))
-    monkeypatch.setattr(CodeInterpreterLoop, "_class_initialized", False)
-    [entry] = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
-    monkeypatch.setitem(verl_agent_loop._agent_loop_registry, entry["name"], OmegaConf.create(entry))
+    for made_once in (CodeInterpreterLoop, ToollessLoop):
+        monkeypatch.setattr(made_once, "_class_initialized", False)
+    for entry in yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text()):
+        monkeypatch.setitem(verl_agent_loop._agent_loop_registry, entry["name"], OmegaConf.create(entry))
     yield
     for each in made:
         while each.is_running():

@@ -563,7 +563,9 @@ async def test_rows_that_verl_added_as_padding_are_not_recorded(rollout: Rollout
     taken = take_records(prompts, output, run_dir=rollout.run_dir, run_id="r", copies=1)
     assert taken.numbers["trajectories"] == taken.numbers["n_valid"] == 3
     assert taken.lost == [False] * 3
-    assert [record["group"] for record in read_records(rollout.run_dir, validation=True)] == ["a", "b", "c"]
+    records = list(read_records(rollout.run_dir, validation=True))
+    assert [record["group"] for record in records] == ["a", "b", "c"]
+    assert [record["prompt"] for record in records] == [QUESTION] * 3
 
 
 # --- the faults of verl 0.6.1 that all this is for; a test that fails here says that a cure may go

@@ -17,7 +17,13 @@ pytest.importorskip("ray")
 if find_spec("verl") is None or find_spec("vllm") is None:
     pytest.skip("verl or vLLM is not installed here", allow_module_level=True)
 
-from verl_ext.engine.process import ENGINE_MODULE, ENGINE_STARTER, SERVER_MODULE, EngineServerProcess
+from verl_ext.engine.process import (
+    ENGINE_MODULE,
+    ENGINE_STARTER,
+    SERVER_MODULE,
+    EngineServerProcess,
+    uses_cuda_itself,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +63,31 @@ def test_every_method_of_verls_server_is_ours_too():
     ours = {name for name, _ in inspect.getmembers(EngineServerProcess, inspect.isfunction)}
     # What only the server itself calls.
     assert theirs - ours == {"run_server", "run_headless"}
+
+
+def test_without_a_trainer_vllm_holds_the_model_and_reads_it_from_its_folder():
+    """What EarlyReplica.init_standalone relies on."""
+    launch = ast.unparse(functions(SERVER_MODULE, "vLLMHttpServerBase")["launch_server"])
+    assert "ExternalZeroMQDistributedExecutor if len(self.workers) > 0 else None" in launch
+    made = ast.unparse(functions(SERVER_MODULE, "vLLMHttpServerBase")["__init__"])
+    assert "if self.rollout_mode != RolloutMode.HYBRID and self.config.load_format == 'dummy':" in made
+    assert "self.config.load_format = 'auto'" in made
+
+
+def test_verl_asks_for_gpus_when_it_is_imported():
+    """When this fails, an engine that holds its model on a GPU may be forked too: see uses_cuda_itself."""
+    assert re.search(r"^is_cuda_available = torch\.cuda\.is_available\(\)", source("verl.utils.device"), re.M)
+
+
+@pytest.mark.parametrize(
+    ("workers", "cuda", "itself"), [([], True, True), ([], False, False), (["w"], True, False), (["w"], False, False)]
+)
+def test_an_engine_that_holds_its_model_on_a_gpu_is_not_forked(
+    workers: list[str], cuda: bool, itself: bool, monkeypatch: pytest.MonkeyPatch
+):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    assert uses_cuda_itself(workers) is itself
 
 
 def test_the_servers_arguments_are_those_that_we_give():

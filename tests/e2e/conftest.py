@@ -97,6 +97,12 @@ def smoke(environment: dict[str, str], data_root: Path) -> Callable[..., Finishe
     return run
 
 
+@pytest.fixture(scope="session")
+def smoke_run(smoke: Callable[..., Finished]) -> Finished:
+    """The whole smoke run, which several modules look at."""
+    return smoke("smoke")
+
+
 class Watch:
     """Looks for the canaries while a run goes on, in what is gone when it has ended.
 

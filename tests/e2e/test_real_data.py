@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_ext.runs import DATA_REPORT
 from verl_ext.trajectory import read_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +81,7 @@ def test_two_steps_on_dapo_rows(run: Finished):
     assert {record["step"] for record in records} == {1, 2}
     assert {record["data_source"] for record in records} == {"math_dapo"}
     assert len(records) == 2 * 8 * 4
+    assert json.loads((run.run_dir / DATA_REPORT).read_text())["train"]["rows_kept"] == 60  # prepare-data's, kept
 
 
 def test_standard_output_is_one_json_object_a_step_and_nothing_else(run: Finished):

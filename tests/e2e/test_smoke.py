@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from verl_ext.alarms import read_events
+from verl_ext.report.__main__ import main as write_report
 from verl_ext.runs import CONFIG, MANIFEST, METRICS, read_jsonl
 from verl_ext.trajectory import SCHEMA, read_records
 
@@ -18,8 +22,8 @@ CONTROL_STEPS = "trainer.total_training_steps=8"
 
 
 @pytest.fixture(scope="module")
-def run(smoke: Callable[..., Any]) -> Any:
-    return smoke("smoke")
+def run(smoke_run: Any) -> Any:
+    return smoke_run
 
 
 def test_it_learned_by_its_own_rule(run: Any):
@@ -57,11 +61,25 @@ def test_every_trajectory_is_recorded_with_its_mask(run: Any):
     assert len(record["response_ids"]) == len(record["response_mask"]) == len(record["rollout_log_probs"])
     assert 0 in record["response_mask"]
     assert record["turns"][0]["calls"][0]["status"] == "ok"
+    assert record["prompt"][0]["content"]
+
+
+def test_a_report_of_it_has_every_trajectory(run: Any):
+    files = (run.run_dir / "rollouts").glob("*.parquet")
+    assert write_report([str(run.run_dir)]) == 0
+    html = (run.run_dir / "report.html").read_text(encoding="utf-8")
+    packed = re.search(r'id="index">([^<]+)<', html)
+    assert packed
+    index = json.loads(gzip.decompress(base64.b64decode(packed[1])))
+    assert index["notes"] == []
+    assert len(index["columns"]["reward"]) == sum(pq.read_metadata(path).num_rows for path in files)
 
 
 def test_the_checkpoint_is_exported_with_the_trainers_logits(run: Any):
     assert run.report["export"]["ok"], run.report["export"]
-    assert (run.run_dir / "export" / "config.json").is_file()
+    folder = run.run_dir / "export" / "global_step_16"
+    assert (folder / "config.json").is_file()
+    assert "# smoke, step 16" in (folder / "README.md").read_text()
 
 
 def test_the_run_folder_says_what_ran(run: Any):

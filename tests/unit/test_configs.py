@@ -60,5 +60,5 @@ def test_a_recipe_puts_itself_last():
 
 
 def test_the_agent_loop_takes_the_name_that_data_sets_ask_for():
-    [entry] = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
+    [entry, _] = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
     assert entry == {"name": "tool_agent", "_target_": "verl_ext.agent_loop.loop.CodeInterpreterLoop"}

@@ -113,7 +113,7 @@ def test_the_recipes_plan(plan_of):
     assert plan.validations == 28  # before, every 5 steps, which meets the last
     assert plan.val_rollouts == 900
     assert plan.checkpoint_gib == pytest.approx(44.95, abs=0.01)
-    records_gib = (135 * 1024 + 28 * 900) * 18432 * 11 / 2**30
+    records_gib = (135 * 1024 + 28 * 900) * 18432 * 9 / 2**30
     assert plan.disk_gib == pytest.approx(3 * plan.checkpoint_gib + records_gib)
     assert (plan.sandboxes_wanted, plan.sandboxes_alive) == (1024, 64)
 

@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_said_with_a_cure(tmp_path, content, message):
 
 def test_a_users_mistakes_end_with_2_and_a_message(tmp_path, file, capsys):
     assert main([str(tmp_path / "missing")]) == 2
-    assert "give a file of answers" in capsys.readouterr().err
+    assert "neither a folder nor a name in" in capsys.readouterr().err
     assert main([str(file), "--json", str(tmp_path / "no" / "out.json")]) == 2
     assert "Give --json a file" in capsys.readouterr().err
 

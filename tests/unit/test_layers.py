@@ -55,6 +55,7 @@ HEAVY_FILES = {
     "agent_loop/loop.py": "an agent loop of verl's",
     "agent_loop/process.py": "makes a Ray actor of the worker",
     "checkpoint/ranks.py": "asks verl's workers",
+    "evaluation/rollout.py": "drives verl's agent loop manager",
     "engine/process.py": "makes a Ray actor of the engine's server",
     "engine/replica.py": "a replica of verl's",
     "network/probe.py": "a rank of torch.distributed",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from verl_ext import manifest as under_test
-from verl_ext.data_root import RECORD
-from verl_ext.manifest import manifest, sha256
+from verl_ext.data_root import DATA_REPORT, RECORD
+from verl_ext.manifest import data_report, manifest, sha256
 from verl_ext.settings import Settings
 
 CANARY = "e2b_0123456789abcdefcanary"
@@ -76,3 +76,14 @@ def test_a_folder_that_is_no_repository_has_no_revision(monkeypatch: pytest.Monk
 def test_what_is_not_installed_is_not_named(monkeypatch: pytest.MonkeyPatch, model: Path):
     monkeypatch.setattr(under_test, "PACKAGES", ("no-such-package",))
     assert "no-such-package" not in manifest(model, [], {})["versions"]
+
+
+def test_the_data_report_is_taken_where_it_speaks_of_the_rows(tmp_path: Path):
+    train_data = [{"path": str(tmp_path / "train.parquet"), "content_sha256": "ab"}]
+    assert data_report(train_data) is None
+    for text, expected in (('{"train": {"content_sha256": "ab"}}', "ab"), ('{"train": []}', None), ("{", None)):
+        (tmp_path / DATA_REPORT).write_text(text)
+        report = data_report(train_data)
+        assert (report and report["train"]["content_sha256"]) == expected
+    (tmp_path / DATA_REPORT).write_text('{"train": {"content_sha256": "of other rows"}}')
+    assert data_report(train_data) is None

@@ -52,7 +52,8 @@ def dead(full_root: Path, no_complaint_of_this_machine: None) -> Path:
     configured = configure(request, settings)
     run_dir = configured.run_dir
     run_dir.mkdir(parents=True)
-    launch._write_facts(configured, request, settings, launch.resume.train_data(configured.config))
+    launch._write_facts(configured, settings, launch.resume.train_data(configured.config))
+    resumption.write_request(run_dir, request, configured.resolved)
     for step in (2, 4):
         write_checkpoint(run_dir, step)
     (run_dir / runs.PHASES).write_text(lines({"phase": "start", "time_s": BEGAN_S}))

@@ -94,6 +94,7 @@ def test_the_list_needs_no_stack():
         "prepare-data",
         "train",
         "smoke",
+        "evaluate",
         "export",
         "serve-sandbox",
         "check",
@@ -160,8 +161,28 @@ def test_the_help_of_each_task_needs_no_stack(name: str):
         ("download", {}, [["verl_ext.download"]]),
         ("download", {"model": "org/name", "source": "modelscope"},
          [["verl_ext.download", "--model=org/name", "--source=modelscope"]]),
-        ("export", {"run_dir": "runs/r"}, [["verl_ext.export", "runs/r"]]),
-        ("export", {"run_dir": "r", "out": "o", "verify": True}, [["verl_ext.export", "r", "--out", "o", "--verify"]]),
+        ("export", {"run_": "runs/r"}, [["verl_ext.export", "runs/r"]]),
+        (
+            "export",
+            {"run_": "r", "step": "30", "out": "o", "verify": True, "json": True},
+            [["verl_ext.export", "r", "--step=30", "--out=o", "--verify", "--json"]],
+        ),
+        ("report", {"run_": "r"}, [["verl_ext.report", "r"]]),
+        (
+            "report",
+            {"run_": "r", "other": "s", "out": "o", "steps": "1-9", "max_mb": "50"},
+            [["verl_ext.report", "r", "s", "--out=o", "--steps=1-9", "--max-mb=50"]],
+        ),
+        ("evaluate", {"subject": "r"}, [["recipe.retool.evaluate", "r", "--recipe=retool"]]),
+        (
+            "evaluate",
+            {"subject": "my r", "step": "30", "base": "b", "data": ["aime-2024", "d"], "settings": "tools,trained",
+             "n": "4", "max_problems": "8", "seed": "2", "run_id": "e1", "recipe": "smoke", "hardware": "cpu",
+             "data_root": "d", "env_file": "e", "sandbox": "local", "set_": ["a.b=1"]},
+            [["recipe.retool.evaluate", "my r", "--data=aime-2024", "--data=d", "--step=30", "--base=b",
+              "--settings=tools,trained", "--n=4", "--max-problems=8", "--seed=2", "--run-id=e1", "--recipe=smoke",
+              "--hardware=cpu", "--data-root=d", "--env-file=e", "--sandbox=local", "a.b=1"]],
+        ),
         (
             "serve_sandbox",
             {"port": 3000},
@@ -217,6 +238,13 @@ def test_a_wrong_command_line_is_status_2(words: list[str], said: str):
     assert done.returncode == 2, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("names", [["no-a"], ["no-a", "no-b"], ["no-a", "no-b", "--steps", "1"]])
+def test_a_report_takes_one_run_or_two(names: list[str]):
+    done = bare("report", *names)
+    assert done.returncode == 2
+    assert "no run 'no-a'" in done.stderr
 
 
 @pytest.mark.parametrize("status", [1, 2, 70, 130, 143])

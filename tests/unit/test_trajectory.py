@@ -30,7 +30,8 @@ def row(**changes: Any) -> dict[str, Any]:
     ]
     values: dict[str, Any] = {
         "run_id": "r", "problem_id": "p", "data_source": "math", "group": "g", "trajectory_id": "t",
-        "ground_truth": "42", "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "response_mask": [1, 0, 1],
+        "ground_truth": "42", "prompt": [{"role": "user", "content": "6 x 7?"}],
+        "prompt_ids": [1, 2], "response_ids": [3, 4, 5], "response_mask": [1, 0, 1],
         "rollout_log_probs": [-0.5, 0.0, -0.25], "turns": turns, "final_text": "y", "reward": 1.0, "accuracy": 1.0,
         "verdict": "equal", "extracted": "42", "stop_reason": "answered", "infra_failed": False, "infra_error": "",
     }  # fmt: skip

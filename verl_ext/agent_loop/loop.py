@@ -68,6 +68,7 @@ class CodeInterpreterLoop(AgentLoopBase):
     tools: dict[str, BaseTool]
     chat: ChatSegments
     engine_params: dict[str, Any]
+    uses_tools = True
 
     @classmethod
     def init_class(cls, config: Any, tokenizer: Any, processor: Any, **kwargs: Any) -> None:
@@ -75,7 +76,7 @@ class CodeInterpreterLoop(AgentLoopBase):
         if cls._class_initialized:
             return
         rollout = config.actor_rollout_ref.rollout
-        path = rollout.multi_turn.tool_config_path
+        path = rollout.multi_turn.tool_config_path if cls.uses_tools else None
         cls.tools = {tool.name: tool for tool in (initialize_tools_from_config(path) if path else [])}
         schemas = [tool.tool_schema.model_dump(exclude_unset=True, exclude_none=True) for tool in cls.tools.values()]
         cls.chat = ChatSegments(tokenizer, schemas, config.data.get("apply_chat_template_kwargs") or {})
@@ -94,7 +95,8 @@ class CodeInterpreterLoop(AgentLoopBase):
 
         Args:
             sampling_params: verl's, passed on to the server.
-            kwargs: the data row; `raw_prompt` is the list of messages.
+            kwargs: the data row; `raw_prompt` is the list of messages, `sampling_seed` where there is one the seed of
+                the first turn, of which each further one's is one more.
 
         Returns:
             verl's output; `extra_fields` always has the same keys: `final_text`, `assistant_text`,
@@ -112,7 +114,7 @@ class CodeInterpreterLoop(AgentLoopBase):
             )
         context = CONTEXT.get()
         deadline = Deadline(self.trajectory_timeout_s, context.step_ends_s if context else float("inf"))
-        state = _State(prompt_ids, LoopRecord(trajectory_id), deadline)
+        state = _State(prompt_ids, LoopRecord(trajectory_id), deadline, seed=kwargs.get("sampling_seed"))
         try:
             async with deadline:
                 if await self._open_tools(state):
@@ -183,7 +185,7 @@ class CodeInterpreterLoop(AgentLoopBase):
         output = await self.server_manager.generate(
             request_id=state.request_id,
             prompt_ids=state.prompt_ids + state.response_ids,
-            sampling_params=sampling_params | self.engine_params,
+            sampling_params=sampling_params | self.engine_params | state.seed_of_turn(),
         )
         elapsed_s = time.monotonic() - started_s
         # verl asks for max_model_len, which is more than what is left of the response.
@@ -271,6 +273,16 @@ class CodeInterpreterLoop(AgentLoopBase):
         )
 
 
+class ToollessLoop(CodeInterpreterLoop):
+    """The same without any tool: the prompt names none, and the first turn is the answer.
+
+    verl's agent loop `no_tool`, by which an evaluation asks what the model can do alone.
+    """
+
+    _class_initialized = False  # verl keeps what a class shares in the class, and this one's is its own
+    uses_tools = False
+
+
 def final_ids_only() -> dict[str, Any]:
     """vLLM's sampling parameters for what a rollout needs: the ids, once, at the end.
 
@@ -286,10 +298,11 @@ def final_ids_only() -> dict[str, Any]:
 class _State:
     """Ids, mask and log-probs of one trajectory while it grows; the three lists have one length."""
 
-    def __init__(self, prompt_ids: list[int], record: LoopRecord, deadline: Deadline) -> None:
+    def __init__(self, prompt_ids: list[int], record: LoopRecord, deadline: Deadline, seed: int | None) -> None:
         self.prompt_ids = prompt_ids
         self.record = record
         self.deadline = deadline
+        self.seed = seed
         self.cause = ""  # of the last call that our infrastructure failed
         self.request_id = uuid4().hex
         self.instances: dict[str, str] = {}  # by name of the tool
@@ -301,6 +314,10 @@ class _State:
 
     def left(self, response_length: int) -> int:
         return response_length - len(self.response_ids)
+
+    def seed_of_turn(self) -> dict[str, int]:
+        """vLLM's own seed of the next request; {} where the engine's order decides, as in training."""
+        return {} if self.seed is None else {"seed": int(self.seed) + len(self.record.turns)}
 
     def append(self, ids: list[int], *, mask: int, log_probs: list[float] | None = None) -> None:
         self.response_ids += ids

@@ -12,6 +12,7 @@ import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -30,11 +31,12 @@ class EngineServerProcess:
     def __init__(self) -> None:
         start_the_fork_server()
         self._module = import_unhurriedly(SERVER_MODULE)
-        fork_the_engine(importlib.import_module(ENGINE_STARTER))
         self._server: Any = None
 
     def begin(self, arguments: dict[str, Any]) -> None:
         """Build the server; `arguments` are those of verl's class."""
+        if not uses_cuda_itself(arguments["workers"]):
+            fork_the_engine(importlib.import_module(ENGINE_STARTER))
         self._server = self._module.vLLMHttpServerBase(**arguments)
 
     async def get_master_address(self) -> tuple[str, int]:
@@ -66,8 +68,13 @@ class EngineServerProcess:
         await self._server.wait_for_requests_to_drain()
 
 
-def begin(gpus_per_server: int, count: int) -> dict[str, list[Any]]:
+def begin(gpus_per_server: int, count: int, *, own_gpus: bool = False) -> dict[str, list[Any]]:
     """Start `count` processes, on each node as many as its GPUs can feed; does not wait.
+
+    Args:
+        gpus_per_server: of one engine.
+        count: engines.
+        own_gpus: whether Ray gives them to the server; a trainer holds them otherwise.
 
     Returns:
         Handles by node id. Fewer than `count` where a server's GPUs lie on more than one node.
@@ -76,7 +83,8 @@ def begin(gpus_per_server: int, count: int) -> dict[str, list[Any]]:
     for node in ray.nodes():
         gpus = int(node["Resources"].get("GPU", 0)) if node["Alive"] else 0
         places += [node["NodeID"]] * (gpus // gpus_per_server)
-    handles = start_on_nodes(EngineServerProcess, places[:count], "engine_server", soft=False)
+    handles = start_on_nodes(EngineServerProcess, places[:count], "engine_server", soft=False,
+                             num_gpus=gpus_per_server if own_gpus else 0)  # fmt: skip
     by_node: dict[str, list[Any]] = {}
     for node_id, handle in zip(places, handles, strict=False):
         by_node.setdefault(node_id, []).append(handle)
@@ -108,6 +116,17 @@ def fork_the_engine(module: Any) -> None:
     on the way to the first step.
     """
     module.get_mp_context = _EnvironmentForkServer
+
+
+def uses_cuda_itself(workers: Sequence[Any]) -> bool:
+    """Whether the engine's own process will hold the model on a GPU, so that it must not be forked.
+
+    A process cannot use CUDA if it was forked from one that has asked for GPUs, and verl asks when it is imported
+    (verl/utils/device.py@v0.6.1). With a trainer its workers hold the model; the engine's process only schedules.
+    """
+    import torch
+
+    return not workers and torch.cuda.is_available()
 
 
 def start_the_fork_server() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from verl.workers.rollout.replica import RolloutReplica
+from verl.workers.rollout.replica import RolloutMode, RolloutReplica
 
 from verl_ext.engine.process import EngineServerProcess
+from verl_ext.errors import ConfigurationError
 from verl_ext.start import start_on_nodes
 
 _waiting: dict[str, list[Any]] = {}
@@ -26,19 +27,38 @@ def _take(node_id: str, replica_rank: int) -> Any:
     return start_on_nodes(EngineServerProcess, [node_id], f"late_engine_server_{replica_rank}", soft=False)[0]
 
 
+def _take_any() -> Any:
+    for handles in _waiting.values():
+        if handles:
+            return handles.pop()
+    raise ConfigurationError(
+        "no node has the GPUs of one engine: make actor_rollout_ref.rollout.tensor_model_parallel_size times "
+        "pipeline_model_parallel_size at most trainer.n_gpus_per_node"
+    )
+
+
 class EarlyReplica(RolloutReplica):
     """verl's `vLLMReplica` without data parallelism: one server, on the node of its first worker."""
 
     def get_ray_class_with_init_args(self) -> Any:
-        """Only for engines with GPUs of their own, which the recipe does not use."""
-        raise NotImplementedError(
-            "verl_ext's engine shares its GPUs with the trainer: use actor_rollout_ref.hybrid_engine"
-        )
+        """Only for verl's own way to an engine with GPUs of its own, see `init_standalone`."""
+        raise NotImplementedError("verl_ext's engine runs its model itself: use init_standalone or init_hybrid")
+
+    async def init_standalone(self) -> None:
+        """An engine with GPUs of its own and the weights of the model's folder: no trainer is there.
+
+        verl would make the processes that hold the model now and reach them through ZeroMQ, as it reaches a trainer's.
+        Without a trainer vLLM's own executor does, in the process that was begun early with its GPUs.
+        """
+        self.rollout_mode = RolloutMode.STANDALONE
+        await self.launch_servers()
 
     async def launch_servers(self) -> None:
         """Build and launch the server; returns when the engine is ready."""
-        node_id = await self.workers[0].__ray_call__.remote(_node_id)
-        server = _take(node_id, self.replica_rank)
+        if self.workers:
+            server = _take(await self.workers[0].__ray_call__.remote(_node_id), self.replica_rank)
+        else:
+            server = _take_any()
         await server.begin.remote(
             {
                 "config": self.config,
