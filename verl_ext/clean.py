@@ -74,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="the counts as JSON")
     options = parser.parse_args(arguments)
     try:
-        given = {"VERL_EXT_DATA_ROOT": options.data_root} if options.data_root else {}
-        settings = Settings.load_with(given, options.env_file or None)
+        settings = Settings.load(options.env_file or None, flags={"--data-root": options.data_root})
         run_id = runs.check_run_id(options.run)
         if settings.needs_own_server:
             raise ConfigurationError(

@@ -318,7 +318,7 @@ def main(arguments: Sequence[str]) -> int:
             return stop(_say)
         if not shutil.which("ray", path=str(Path(sys.executable).parent)):
             raise ConfigurationError("Ray is not installed here: invoke setup --stack gpu (or cpu)")
-        settings = Settings.load_with({}, options.env_file or None)
+        settings = Settings.load(options.env_file or None)
         return (head if options.what == "head" else join)(options, settings, _say)
     except VerlAgsError as error:
         sys.stderr.write(f"{error}\n")
