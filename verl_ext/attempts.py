@@ -23,12 +23,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl_ext import runs
 from verl_ext.clean import clean
 from verl_ext.errors import ConfigurationError, SandboxError
-from verl_ext.resumption import Resumption, later_rollouts
+from verl_ext.resumption import LOST, Resumption, later_rollouts
 from verl_ext.sandbox.ledger import LEDGERS
 from verl_ext.settings import Settings
 from verl_ext.trajectory import ROLLOUTS
-
-LOST = "lost.json"
 
 
 @contextlib.contextmanager

@@ -92,17 +92,21 @@ def run(
         SandboxError: the local sandbox server did not start.
     """
     if not go_on_with:
-        configured = configure(request, settings, wrong_settings)
-        configured.refuse_problems()
-        return carry_out(configured, request, settings, show)
+        return carry_out(_without_problems(request, settings, wrong_settings), request, settings, show)
     run_dir = resumption.find_run(settings.folder("runs"), go_on_with)
     with attempts.held(run_dir):
         if ended := ray_session.end_leftovers(run_dir, run_dir / runs.LOGS):
             show.say(f"ended {ended} processes that the attempt that was killed had left")
         back = resumption.find(request, run_dir, show.say)
-        configured = configure(back.request, settings, wrong_settings)
-        configured.refuse_problems()
+        configured = _without_problems(back.request, settings, wrong_settings)
+        resumption.refuse_finished(back, configured.subject.plan.steps)
         return carry_out(configured, back.request, settings, show, back=back)
+
+
+def _without_problems(request: RunRequest, settings: Settings, wrong_settings: Sequence[str]) -> Configured:
+    configured = configure(request, settings, wrong_settings)
+    configured.refuse_problems()
+    return configured
 
 
 def carry_out(
@@ -122,7 +126,7 @@ def carry_out(
         settings: from `Settings.read`.
         show: takes lines and steps for the user.
         runner_class: the process that does it; trains if None.
-        back: where a run goes on that died; None for a new one.
+        back: how a run goes on whose folder this process holds; None for a new one.
 
     Raises:
         As `run`.
@@ -132,7 +136,6 @@ def carry_out(
     train_data = resume.train_data(config)
     with contextlib.ExitStack() as held:
         if back:
-            resumption.refuse_finished(back, configured.subject.plan.steps)
             attempts.leave_the_dead(back, config, settings, say)  # before the account's sandboxes are counted
         admit(settings, config.verl_ext.run_id, say)
         if not back:

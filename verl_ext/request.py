@@ -42,8 +42,8 @@ class RunRequest:
         server_options: further options for the local sandbox server.
         environment: further variables of every process of the run; no secrets.
         cluster: that the run trains on; this machine alone if None.
-        run_dir: a folder that may be there already: a run or an evaluation goes on; made new from `run_id` if None.
-        resume_from: a run's checkpoint, every byte of which was verified; from the beginning if None.
+        run_dir: a folder that may be there already, of a run that goes on or an evaluation; made from `run_id` if None.
+        resume_from: its checkpoint, every byte of which was verified; from the beginning if None.
     """
 
     recipe: str = "retool"
@@ -80,16 +80,16 @@ class Configured:
     problems: tuple[Problem, ...]
     subject: Subject
 
-    def without(self, checks: Collection[str]) -> Configured:
-        """The same without what these checks found."""
-        return replace(self, problems=tuple(problem for problem in self.problems if problem.check not in checks))
-
     @property
     def resolved(self) -> dict[str, str]:
         """What hardware, model and data came to, to be asked for again from anywhere."""
         flags = dict(flag.split("=", 1) for flag in self.from_flags)
         keys = {"model": "actor_rollout_ref.model.path", "train": "data.train_files", "val": "data.val_files"}
         return {"hardware": self.hardware, **{name: json.loads(flags[key]) for name, key in keys.items()}}
+
+    def without(self, checks: Collection[str]) -> Configured:
+        """The same without what these checks found."""
+        return replace(self, problems=tuple(problem for problem in self.problems if problem.check not in checks))
 
     def without_machine(self) -> Configured:
         """The same without what is wrong with this machine only."""

@@ -22,6 +22,7 @@ from verl_ext.settings import FLAGS
 from verl_ext.trajectory import ROLLOUTS
 
 LATEST = "latest"
+LOST = "lost.json"
 # Settings that flags give. They are the next attempt's own; what differs from the last is said.
 FROM_FLAGS = ("VERL_EXT_ENV_FILE", *FLAGS.values())
 
@@ -33,7 +34,7 @@ class Lost:
     Attributes:
         first_step, last_step: that were begun or done after the checkpoint; none if the last is not above the first.
         trajectories: that were rolled out in them, as far as they were recorded.
-        work_s: from the checkpoint to the last sign of life.
+        work_s: from the checkpoint to the last sign of life, without the time that the run stood still in between.
         still_s: from then until now.
     """
 
@@ -192,9 +193,15 @@ def _lost(run_dir: Path, step: int, since_s: float | None) -> Lost:
         step + 1,
         max(steps, default=step),
         sum(found.rows for found in counts if found),
-        max(0.0, last_s - first_s),
+        max(0.0, last_s - first_s - _stood_still_s(run_dir, first_s)),
         max(0.0, time.time() - last_s) if last_s else 0.0,
     )
+
+
+def _stood_still_s(run_dir: Path, since_s: float) -> float:
+    """Between attempts that began after a moment; so it is where a run goes back further than its last attempt did."""
+    known = [path for path in (run_dir / runs.ATTEMPTS).glob(f"*/{LOST}") if path.stat().st_mtime > since_s]
+    return sum(float(json.loads(path.read_text(encoding="utf-8"))["still_s"]) for path in known)
 
 
 def later_rollouts(run_dir: Path, step: int) -> list[tuple[int, Path]]:

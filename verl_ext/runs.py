@@ -34,11 +34,11 @@ from verl_ext.errors import ConfigurationError
 
 CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
-DATA_REPORT = "data-report.json"
 REQUEST = "request.json"
 ATTEMPTS = "attempts"
 LOCK = "lock"
 RAY_SESSION = "ray-session.json"
+DATA_REPORT = "data-report.json"
 PHASES = "phases.jsonl"
 METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"

@@ -12,7 +12,7 @@ import json
 import sys
 from pathlib import Path
 
-from verl_ext.attempts import LOST
+from verl_ext.resumption import LOST
 from verl_ext.runs import ATTEMPTS, METRICS, PHASES, read_jsonl
 
 

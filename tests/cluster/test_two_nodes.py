@@ -48,17 +48,17 @@ SIZES = (
 def test_a_run_on_two_nodes_bears_a_slow_cable_and_ends_when_a_node_is_lost(two_nodes):
     other = two_nodes.network.nodes[1]
     with two_nodes.start("two", *SIZES) as run:
-        run.wait_for("step 1/200", 900)
+        run.wait_for("step 1/", 900)
         report("two nodes, first step", submit_to_first_step_s=time.monotonic() - run.started_s)
         run.wait_for("checkpoint of step 2 is whole", 300)
         marker = Marker.read(run.run_dir / "checkpoints" / "global_step_2")
         assert isinstance(marker, Marker)
         shards = {file.name for file in marker.files if "model_world_size" in file.name}
         assert shards == {f"actor/model_world_size_2_rank_{rank}.pt" for rank in (0, 1)}
-        run.wait_for("step 2/200", 300)
+        run.wait_for("step 2/", 300)
 
         two_nodes.network.slow(other, rate_mbit=10)
-        run.wait_for("step 3/200", 600)
+        run.wait_for("step 3/", 600)
         two_nodes.network.mend(other)
         seconds = [entry["data"]["timing_s/step"] for entry in run.metrics() if "timing_s/step" in entry["data"]]
         report("a step, and one over a cable of 10 Mbit/s", usual_s=seconds[1], slow_s=seconds[2])
@@ -76,7 +76,7 @@ def test_it_goes_on_on_two_nodes_and_ends_when_a_cable_is_cut(two_nodes):
         run.wait_for("two goes on from step ", 120)
         found = CheckpointFolder(run.run_dir / "checkpoints").find().marker
         assert found is not None
-        run.wait_for(f"step {found.step + 1}/200", 900)
+        run.wait_for(f"step {found.step + 1}/", 900)
         report("after it", back_at_a_new_step_s=time.monotonic() - run.started_s)
         aside = run.run_dir / "attempts" / "1"
         assert problems(run.run_dir, found.step + 1) == problems(aside, found.step + 1)

@@ -43,7 +43,7 @@ def kill_and_see(run: Live, victim: psutil.Process) -> None:
 
 def test_a_dead_engine_ends_the_run_with_the_cause(start: Start, leftovers: Callable[[], list[str]]):
     with start("kill-engine") as run:
-        run.wait_for("step 1/200")
+        run.wait_for("step 1/")
         assert list((run.run_dir / "logs" / "live").glob("worker-*.out"))
         kill_and_see(run, run.child(is_engine))
     assert not (run.run_dir / "logs" / "live").is_symlink()
@@ -88,7 +88,7 @@ def visible_steps(run: Live) -> list[int]:
 
 def test_killed_in_a_checkpoint(start: Start, newest_whole: Callable[[], int]):
     with start("hurt", "trainer.save_freq=2") as run:
-        run.wait_for("step 3/200")
+        run.wait_for("step 3/")
         trainer = run.child(is_trainer)  # looked for before, since a save takes a tenth of a second
         run.wait_for_file("checkpoints/.saving/global_step_4/actor")
         kill_and_see(run, trainer)
@@ -135,7 +135,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_driver_killed(
     with go_on() as run:
         run.wait_for(f"hurt goes on from step {step - 2}: ")
         assert f"actor/{shard.name} holds other bytes than were written" in run.said()
-        run.wait_for(f"step {step - 1}/200")
+        run.wait_for(f"step {step - 1}/")
         run.process.kill()
         run.process.wait()
     assert newest_whole() == step - 2
@@ -148,7 +148,7 @@ def test_what_a_killed_driver_left_is_ended_and_sigterm_ends_the_rest(
     with go_on() as run:
         run.wait_for(f"hurt goes on from step {step}: ")
         assert "processes that the attempt that was killed had left" in run.said()
-        run.wait_for(f"step {step + 1}/200")
+        run.wait_for(f"step {step + 1}/")
         run.process.send_signal(signal.SIGTERM)
         assert run.end(STATED_S) == 128 + signal.SIGTERM, run.said()
     assert run.said().strip().splitlines()[-1] == "ended by SIGTERM"

@@ -147,6 +147,15 @@ def test_what_came_after_is_put_aside_and_nothing_is_gone(dead):
     assert attempts.put_aside(again, swept=False).name == "2"
 
 
+def test_what_a_run_stood_still_between_two_attempts_is_no_work(dead):
+    aside = attempts.put_aside(find(dead), swept=True)
+    (aside / "lost.json").write_text(json.dumps({"still_s": 7.0}))
+    (dead / "checkpoints" / "global_step_4" / MARKER).unlink()  # so the next one goes back further
+    lost = find(dead).lost
+    assert (lost.first_step, lost.last_step) == (3, 4)
+    assert lost.work_s == 43 - 20 - 7
+
+
 def test_ledgers_of_sandboxes_that_may_live_stay_where_the_sweep_finds_them(dead):
     attempts.put_aside(find(dead), swept=False)
     assert (dead / "sandboxes").is_dir()
