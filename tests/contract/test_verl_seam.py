@@ -31,6 +31,7 @@ with warnings.catch_warnings():
     from verl_ext.agent_loop import worker
     from verl_ext.alarms import AlarmLog, read_events
     from verl_ext.errors import AlarmStopError
+    from verl_ext.runs import LIVE
 
 SEAM = [
     ("verl.trainer.main_ppo", "RayPPOTrainer", "AgsTrainer"),
@@ -115,6 +116,18 @@ def test_the_rows_that_we_record_by_are_what_survives_generation():
 
 def test_the_workers_environment_is_verls():
     assert PPO_RAY_RUNTIME_ENV["env_vars"] == ray_run.PPO_ENVIRONMENT
+
+
+def test_the_run_folder_leads_to_the_logs_while_they_grow_and_has_them_afterwards(tmp_path: Path):
+    said = tmp_path / "session" / "session_latest" / "logs"
+    said.mkdir(parents=True)
+    logs = tmp_path / "run" / "logs"
+    ray_run._show_logs(tmp_path / "session", logs)
+    (said / "worker-1.out").write_text("step 1")
+    (said / "worker-1.err").write_text("")
+    assert (logs / LIVE / "worker-1.out").read_text() == "step 1"
+    ray_run._keep_logs(tmp_path / "session", logs)
+    assert [path.name for path in logs.iterdir()] == ["worker-1.out"]
 
 
 def test_the_reward_worker_that_verl_would_start_is_made_in_the_workers_process(monkeypatch: pytest.MonkeyPatch):
