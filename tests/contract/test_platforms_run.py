@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import venv
 from pathlib import Path
 
 import psutil
@@ -112,7 +113,7 @@ def look():
     return {
         "package": verl_ext.__file__,
         "versions": {name: importlib.metadata.version(name) for name in ("e2b", "invoke", "math-verify")},
-        "own_environment": sys.prefix != sys.base_prefix,
+        "prefix": sys.prefix,
         "settings": said.stdout + said.stderr,
         "history": os.path.exists(".git") or os.path.exists("tests"),
     }
@@ -122,26 +123,28 @@ print(json.dumps(ray.get(look.remote())))
 
 
 def test_the_built_in_image_runs_the_project_from_its_runtime_env(tmp_path: Path):
-    """In an interpreter without an environment, as in the image: in one, Ray copies the whole of it, gigabytes."""
+    """In an environment of a few files that leads to this one: Ray copies the environment that it is in."""
     env_file = tmp_path / "shared.env"
     env_file.write_text(f"E2B_API_KEY={CANARY}\n")
     asked = {**PLATFORMS["tione-builtin"].defaults, "working_dir": str(ROOT), "env_file": str(env_file),
              "data_root": str(tmp_path / "root")}  # fmt: skip
     wanted = tmp_path / "runtime-env.json"
     wanted.write_text(render("tione-builtin", gather(hardware="h200x8", nodes=1, **asked))["runtime-env.json"])
-    base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    foreign = ("RAY_", "VERL_EXT_", "E2B_", "VIRTUAL_ENV")
+    image = tmp_path / "image"
+    venv.create(image, symlinks=True, with_pip=True)
+    [packages] = image.glob("lib/python*/site-packages")
+    (packages / "image.pth").write_text(sysconfig.get_path("purelib"))
+    foreign = ("RAY_", "VERL_EXT_", "E2B_", "VIRTUAL_ENV", "PYTHONPATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    environment |= {"PYTHONPATH": sysconfig.get_path("purelib"), "PATH": f"{base.parent}:/usr/bin:/bin"}
     with tempfile.TemporaryDirectory(prefix="ti-", dir="/tmp") as session:  # short: sockets lie below it
-        done = subprocess.run([str(base), "-c", DRIVER, str(wanted), session], env=environment, cwd=tmp_path,
-                              capture_output=True, text=True, timeout=270)  # fmt: skip
+        command = [str(image / "bin" / "python"), "-c", DRIVER, str(wanted), session]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert "working_dir_files" in found["package"]  # what was sent, not the checkout
     pins = dict(entry.split("==") for entry in json.loads(wanted.read_text())["pip"])
     assert found["versions"] == {name: pins[name] for name in found["versions"]}
-    assert found["own_environment"] is True
+    assert "runtime_resources/pip" in found["prefix"]  # an environment of the job's own
     assert found["history"] is False
     assert "E2B_API_KEY=set" in found["settings"]  # from the file that RuntimeEnv names only
     assert CANARY not in wanted.read_text() + done.stdout + done.stderr
