@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from verl_ext import alarms, attempts, cuda_compat, ray_session, resume, resumption, runs
+from verl_ext import alarms, attempts, ray_session, resume, resumption, runs
 from verl_ext import compose as composition
 from verl_ext.check.account import admit
 from verl_ext.check.proof import prove
@@ -39,10 +38,11 @@ from verl_ext.manifest import data_report, manifest
 from verl_ext.parquet_files import files
 from verl_ext.request import Configured, RunRequest, configure
 from verl_ext.resumption import Resumption
+from verl_ext.run_environment import run_environment
 from verl_ext.sandbox.ledger import LEDGERS, RUN_LABEL, read_left_ids
 from verl_ext.sandbox.server.launch import RunningServer, start_server
 from verl_ext.setting_values import masked
-from verl_ext.settings import FLAGS, LOCAL_CREATE_RATE_PER_S, Settings, foreign, sandboxes_alive
+from verl_ext.settings import FLAGS, Settings, foreign
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from verl_ext.cluster.shape import Cluster
     from verl_ext.ray_run import Runner
 
-ROOT = Path(__file__).resolve().parent.parent
 EXIT_USER, EXIT_ALARM, EXIT_DIED = 2, 3, 70
 
 
@@ -184,7 +183,7 @@ def _serve_and_train(
             if server:
                 say(f"local sandbox server at {server.url}, isolation: {server.isolation}")
             cpu = config.verl_ext.get("device") == "cpu"
-            environment = _environment(request, settings, run_dir, server, cpu=cpu)
+            environment = run_environment(request, settings, run_dir, server, cpu=cpu)
             with ThreadPoolExecutor(1) as beside:
                 local_url = server.url if server else None
                 proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
@@ -253,68 +252,6 @@ def _heed(proof: Future[None]) -> None:
         raise type(error)(f"no sandbox works, so no trajectory would: {error}") from error
 
 
-def _environment(
-    request: RunRequest, settings: Settings, run_dir: Path, server: RunningServer | None, *, cpu: bool
-) -> dict[str, str]:
-    """Variables of every process of the run. Nothing secret: Ray shows them."""
-    import_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])  # noqa: TID251 - passed on
-    values = {
-        "PYTHONPATH": import_path,
-        **_tracker_files(settings, run_dir),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HYDRA_FULL_ERROR": "1",
-    }
-    if settings.env_file and not request.cluster:  # there each node has its own, see verl_ext.cluster.start
-        values["VERL_EXT_ENV_FILE"] = str(settings.env_file)
-    if server:
-        values |= {
-            "VERL_EXT_SANDBOX_BACKEND": "local",
-            "E2B_API_URL": server.url,
-            "E2B_SANDBOX_URL": server.url,
-        }
-        # The defaults are an AGS account's; a server of our own has no quota, only this machine's memory.
-        if settings.is_default("sandbox_max_alive"):
-            values["VERL_EXT_SANDBOX_MAX_ALIVE"] = str(sandboxes_alive(settings))
-        if settings.is_default("sandbox_max_starting"):
-            values["VERL_EXT_SANDBOX_MAX_STARTING"] = str(sandboxes_alive(settings))
-        if settings.is_default("sandbox_create_rate_per_s"):
-            values["VERL_EXT_SANDBOX_CREATE_RATE_PER_S"] = str(LOCAL_CREATE_RATE_PER_S)
-    if cpu:
-        values |= _cpu_environment(request.cluster)
-    elif not request.cluster:  # there it is decided on each node, by what starts Ray
-        # Ray's workers are new processes on this machine, and CUDA_COMPAT may stand in a file that no shell read.
-        decision = cuda_compat.decide(os.environ, settings.cuda_compat)  # noqa: TID251 - handed on
-        values |= {"CUDA_COMPAT": decision.mode, cuda_compat.SEARCH_PATH: decision.search_path}
-    return {**values, **request.environment}
-
-
-def _tracker_files(settings: Settings, run_dir: Path) -> dict[str, str]:
-    """Where trackers put their files: into the run folder, not where the user happens to stand."""
-    files = {
-        "TENSORBOARD_DIR": str(run_dir / "tensorboard"),
-        "WANDB_DIR": str(run_dir),  # W&B makes wandb/ in it
-        "SWANLAB_LOG_DIR": str(run_dir / "swanlab"),
-    }
-    return files if settings.mlflow_tracking_uri else {**files, "MLFLOW_TRACKING_URI": f"sqlite:///{run_dir}/mlflow.db"}
-
-
-def _cpu_environment(cluster: Cluster | None) -> dict[str, str]:
-    from verl_ext.ray_run import cores
-
-    ranks = cluster.nodes * cluster.gpus_per_node if cluster else 1
-    return {
-        "VERL_USE_EXTERNAL_MODULES": "verl_ext.cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        # A list for each of verl's ranks, see verl_ext.cpu; nodes without a GPU are alike in small clusters.
-        "VLLM_CPU_OMP_THREADS_BIND": "|".join([",".join(map(str, cores()))] * ranks),
-        # Ray would set 1 for each process; passive, since the processes take turns on the same cores.
-        "OMP_NUM_THREADS": str(len(cores())),
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }
-
-
 @contextlib.contextmanager
 def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> Iterator[RunningServer | None]:
     if not settings.needs_own_server:
@@ -326,11 +263,6 @@ def _sandbox_service(request: RunRequest, settings: Settings, run_dir: Path) -> 
     log_path = run_dir / runs.LOGS / "sandbox-server.log"
     with start_server([*options, *request.server_options], log_path=log_path) as server:
         yield server
-
-
-def child_environment(**values: str) -> dict[str, str]:
-    """This process's environment with `values` in it, for a child process."""
-    return {**os.environ, **values}  # noqa: TID251 - handed on, not read
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -33,6 +33,7 @@ from verl_ext import launch, runs
 from verl_ext.compose import CONFIG_DIR, check_names
 from verl_ext.display import Display, display
 from verl_ext.errors import ConfigurationError, TrainingDiedError
+from verl_ext.run_environment import child_environment
 from verl_ext.settings import Settings
 
 TRAIN_PROBLEMS, VAL_PROBLEMS = 512, 32
@@ -107,9 +108,7 @@ def _make_tiny_model(cache: Path) -> None:
     scratch = cache / f".tiny-{os.getpid()}"
     command = [sys.executable, "-m", "recipe.smoke.tiny_model", str(cache), str(scratch), json.dumps(tool_schemas())]
     try:
-        status = subprocess.run(
-            command, check=False, env=launch.child_environment(OMP_WAIT_POLICY="PASSIVE")
-        ).returncode
+        status = subprocess.run(command, check=False, env=child_environment(OMP_WAIT_POLICY="PASSIVE")).returncode
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if status:

@@ -24,7 +24,8 @@ with warnings.catch_warnings():
     import torch
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from verl_ext import launch, trainer
+    from verl_ext import trainer
+    from verl_ext.run_environment import tracker_files
     from verl_ext.settings import Settings
 
 STEP = {"critic/score/mean": np.float32(0.5), "global_seqlen/min": torch.tensor(12), "timing_s/step": 2.0}
@@ -69,7 +70,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env_file = tmp_path / "keys.env"
     env_file.write_text("".join(f"{name}={value}\n" for name, value in KEYS.items()))
     settings = Settings.load(env_file)
-    for name, value in launch._tracker_files(settings, tmp_path).items():
+    for name, value in tracker_files(settings, tmp_path).items():
         monkeypatch.setenv(name, value)
     settings.export_foreign()
 
@@ -137,4 +138,4 @@ def test_each_finds_its_key_and_its_place(environment: None, tmp_path: Path):
 
 def test_a_server_of_the_users_is_left_to_mlflow(tmp_path: Path):
     settings = Settings.load(environ={"MLFLOW_TRACKING_URI": "http://mlflow:5000"})
-    assert "MLFLOW_TRACKING_URI" not in launch._tracker_files(settings, tmp_path)
+    assert "MLFLOW_TRACKING_URI" not in tracker_files(settings, tmp_path)

@@ -15,6 +15,7 @@ from verl_ext import launch, preflight
 from verl_ext.errors import AlarmStopError, ConfigurationError, DataError, SandboxUnavailableError, TrainingDiedError
 from verl_ext.launch import guarded, main
 from verl_ext.request import Configured, RunRequest, configure, fitting_hardware
+from verl_ext.run_environment import run_environment
 from verl_ext.settings import Settings
 
 ROOT = Path(launch.__file__).parents[1]
@@ -281,7 +282,7 @@ def test_settings_given_as_flags_reach_every_process(inputs, monkeypatch, tmp_pa
     [(request, settings)] = seen
     assert settings.data_root == tmp_path / "elsewhere"
     assert (settings.backend, settings.log_level) == ("local", "debug")
-    environment = launch._environment(request, settings, tmp_path, None, cpu=False)
+    environment = run_environment(request, settings, tmp_path, None, cpu=False)
     assert environment["VERL_EXT_SANDBOX_BACKEND"] == "local"
     assert environment["VERL_EXT_ENV_FILE"] == str(tmp_path / "other.env")
 
@@ -292,7 +293,7 @@ def test_workers_on_gpus_get_the_choice_of_cudas_libraries(inputs, monkeypatch, 
     (tmp_path / "other.env").write_text("CUDA_COMPAT=off\n")
     assert main([*flags(inputs), "--env-file", "other.env"]) == 0
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/mine:/usr/local/cuda/compat")
-    environment = launch._environment(*seen[0], tmp_path, None, cpu=False)
+    environment = run_environment(*seen[0], tmp_path, None, cpu=False)
     assert (environment["CUDA_COMPAT"], environment["LD_LIBRARY_PATH"]) == ("off", "/opt/mine")
 
 
