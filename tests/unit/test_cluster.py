@@ -167,10 +167,10 @@ def test_a_nodes_environment_has_the_way_to_its_secrets_and_not_the_secrets(sett
     assert made["RAY_JOB_STOP_WAIT_TIME_S"] == "60"
     assert made["PATH"].split(":")[0] == str(Path(sys.executable).parent)
     assert Path(made["VERL_EXT_DATA_ROOT"]).is_absolute()
-    alone = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "GLOO_SOCKET_IFNAME": "l"}
+    alone = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "GLOO_SOCKET_IFNAME": "lo,lo"}
     made = start.node_environment(settings, alone, "127.0.0.1", said.append)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in made
-    assert made["GLOO_SOCKET_IFNAME"] == "l"
+    assert made["GLOO_SOCKET_IFNAME"] == "lo,lo", "the user's own word stays"
 
 
 def test_an_interface_that_is_not_there_is_refused_with_those_that_are(settings: Settings):

@@ -15,6 +15,7 @@ from verl_ext import cuda_compat, doctor, gpus, installed
 from verl_ext.doctor import belongings, installation, machine
 from verl_ext.doctor.__main__ import main
 from verl_ext.doctor.findings import Finding, red
+from verl_ext.network.interfaces import Interface
 from verl_ext.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -103,17 +104,20 @@ def test_a_data_root_inside_a_container_goes_with_it(monkeypatch, tmp_path):
     assert first.text.startswith(f"{tmp_path} cannot be written")
 
 
-def test_an_interface_that_is_not_there_is_red(monkeypatch, tmp_path):
-    (tmp_path / "eth0").touch()
-    monkeypatch.setattr(machine, "_INTERFACES", tmp_path)
+def test_an_interface_that_is_not_there_is_red(monkeypatch):
+    monkeypatch.setattr(machine, "interfaces", lambda: (Interface("eth0", ("10.0.0.1",), up=True),))
     subject = machine.subject_of(settings(), on_gpu=False)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "bond0")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth")  # a prefix, as NCCL and Gloo read it
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     found = states(machine.network(subject))
     assert found["NCCL_SOCKET_IFNAME"] == "red"
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^docker0,lo")  # what is not taken need not be there
     assert "NCCL_SOCKET_IFNAME" not in states(machine.network(subject))
     assert "GLOO_SOCKET_IFNAME" not in found
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth")  # NCCL reads beginnings of names, gloo whole ones
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth")
+    found = states(machine.network(subject))
+    assert (found.get("NCCL_SOCKET_IFNAME"), found["GLOO_SOCKET_IFNAME"]) == (None, "red")
 
 
 def test_a_cluster_that_is_named_is_a_note_since_a_run_can_go_there(monkeypatch):

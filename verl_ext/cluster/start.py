@@ -26,6 +26,7 @@ import psutil
 
 from verl_ext import cuda_compat
 from verl_ext.errors import ConfigurationError, VerlAgsError
+from verl_ext.network.interfaces import VARIABLES, interfaces, variable, with_address, wrong_choice
 from verl_ext.preflight.machine import port_error
 from verl_ext.settings import Settings, foreign
 
@@ -81,27 +82,14 @@ def node_environment(
         del values[_ALLOCATOR]
     if len(kept) < len(parts):
         say(f"{_ALLOCATOR}: expandable_segments is taken out, which vLLM's sleep mode refuses")
-    interface = interface_of(address)
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        _refuse_lost_interface(name, environ.get(name, ""))
+    interface = with_address(address, interfaces())
+    for backend in VARIABLES:
+        if wrong := wrong_choice(backend, environ.get(variable(backend), ""), interfaces()):
+            raise ConfigurationError(wrong)
     # Gloo would look up this host's name, which on many machines is 127.0.1.1; NCCL looks for itself.
     if interface and not environ.get("GLOO_SOCKET_IFNAME"):
-        values["GLOO_SOCKET_IFNAME"] = interface
+        values["GLOO_SOCKET_IFNAME"] = interface.name
     return values
-
-
-def interface_of(address: str) -> str:
-    """Name of the interface that has an address, "" if none has."""
-    found = psutil.net_if_addrs().items()
-    return next((name for name, entries in found if any(entry.address == address for entry in entries)), "")
-
-
-def _refuse_lost_interface(name: str, value: str) -> None:
-    here = sorted(psutil.net_if_addrs())
-    wanted = [] if value.startswith("^") else value.removeprefix("=").split(",")  # ^: all but these
-    lost = [part for part in wanted if part and not any(one.startswith(part) for one in here)]
-    if lost:
-        raise ConfigurationError(f"{name} names {', '.join(lost)}, and this machine has {', '.join(here)}: unset it")
 
 
 def own_address(towards: str) -> str:

@@ -15,6 +15,7 @@ from verl_ext import cuda_compat
 from verl_ext.doctor.findings import Finding, note, ok, red
 from verl_ext.gpus import visible_gpus
 from verl_ext.lock import AS_OF
+from verl_ext.network.interfaces import VARIABLES, interfaces, variable, wrong_choice
 from verl_ext.preflight import machine as preflight
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import Settings, foreign
@@ -25,7 +26,7 @@ NEEDED_DISK_GIB = 60  # a 4B model (8), two checkpoints with optimizer (2 x 24),
 RAY_PORTS = {6379: "Ray's head", 8265: "Ray's dashboard"}
 _GIB = 2**30
 _STA_UNSYNC = 0x40  # timex.h
-_ROUTES, _INTERFACES = Path("/proc/net/route"), Path("/sys/class/net")
+_ROUTES = Path("/proc/net/route")
 _INFINIBAND = Path("/sys/class/infiniband")
 
 
@@ -117,13 +118,10 @@ def network(subject: Subject) -> Iterator[Finding]:
             yield note(f"port {port}", f"is taken; {what} has it by default",
                        "a run on one machine does not need it; for a cluster: ray start --port N")  # fmt: skip
     yield from _of_preflight("sandbox server", preflight.sandbox_server, subject)
-    present = sorted(entry.name for entry in _INTERFACES.glob("*"))
-    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        value = foreign(name) or ""
-        wanted = "" if value.startswith("^") else value.removeprefix("=")  # ^: all but these
-        lost = [part for part in wanted.split(",") if part and not any(found.startswith(part) for found in present)]
-        if lost:
-            yield red(name, f"{name} names {', '.join(lost)}, and this machine has {', '.join(present)}: unset it")
+    for backend in VARIABLES:
+        name = variable(backend)
+        if wrong := wrong_choice(backend, foreign(name) or "", interfaces()):
+            yield red(name, wrong)
     default = _default_interface()
     chosen = foreign("NCCL_SOCKET_IFNAME") or default or "none but loopback"
     infiniband = ", InfiniBand is here" if any(_INFINIBAND.glob("*")) else ""

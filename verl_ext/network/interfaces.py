@@ -91,5 +91,15 @@ def variable(backend: str) -> str:
     return f"{backend.upper()}_SOCKET_IFNAME"
 
 
+def wrong_choice(backend: str, value: str, among: Sequence[Interface]) -> str:
+    """Why the variable of a backend chooses nothing among these interfaces; "" if it is not set or chooses some."""
+    chosen = VARIABLES[backend](value, among)
+    enough = len(set(_split(value))) if backend == "gloo" else 1
+    if not value or len(chosen) >= enough:
+        return ""
+    names = ", ".join(interface.name for interface in among)
+    return f"{variable(backend)} names {value}, and this machine has {names}: unset it"
+
+
 def _split(value: str) -> list[str]:
     return [word for word in value.split(",") if word]
