@@ -27,6 +27,9 @@ POLL_S = 1.0
 # The dashboard's own restart, or a proxy's, is no reason to leave a run of days.
 SILENCE_S = 300.0
 REQUEST_TIMEOUT_S = 30.0
+# A dashboard answers before the agent that starts jobs has told it of itself (ray 2.49.2 job_head.py).
+AGENT_WITHIN_S = 90.0
+_NO_AGENT = "No available agent to submit job"
 # SIGTERM, our own cleaning up, SIGKILL; on a cluster of ours the wait is 60 s (verl_ext.cluster.start).
 STOP_TIMEOUT_S = 120.0
 EXIT_DIED, EXIT_STOPPED = 70, 143
@@ -85,10 +88,18 @@ class Jobs:
         environment: dict[str, Any] = {}
         if upload:
             environment = {"working_dir": str(upload), "excludes": list(NEVER_SENT)}
+        until_s = time.monotonic() + AGENT_WITHIN_S
         with self._told("cannot submit"):
-            self._client.submit_job(
-                entrypoint=command, submission_id=job, metadata={RUN: run, KIND: kind}, runtime_env=environment
-            )
+            while True:
+                try:
+                    self._client.submit_job(
+                        entrypoint=command, submission_id=job, metadata={RUN: run, KIND: kind}, runtime_env=environment
+                    )
+                    return
+                except RuntimeError as error:
+                    if _NO_AGENT not in str(error) or time.monotonic() > until_s:
+                        raise
+                time.sleep(POLL_S)
 
     def status(self, job: str) -> JobStatus:
         """Where a job is.

@@ -38,13 +38,13 @@ DASHBOARD_WITHIN_S = 180.0
 _SETTLED_S = 5.0
 _ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 # What every node of a cluster of ours has; a platform that starts Ray itself should set the same.
-# Source: Ray docs, "Lifetimes of a User-Spawn Process"; ray 2.49.2 dashboard/modules/job/job_supervisor.py.
+# Not in it: RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper, which makes every job end with status 0 (Ray
+# issue 49119); an engine whose worker was killed ends by itself instead, see verl_ext.engine.process.
+# Source: ray 2.49.2 dashboard/modules/job/job_supervisor.py, dashboard/consts.py.
 NODE_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray's default of 15 would let any other process of the machine go first.
     "RAY_worker_niceness": "0",
-    # vLLM's engine is a child of a Ray worker, and would live on when that is killed.
-    "RAY_kill_child_processes_on_worker_exit_with_raylet_subreaper": "true",
     # The dashboard gives up where its nine processes are not all ready in 30 s, which a busy machine may need.
     "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "150",
     # A run that is stopped ends its sandboxes itself if it is given the time; Ray's default is 3.
