@@ -409,6 +409,28 @@ def test_the_address_that_is_given_wins_over_rays_variable(monkeypatch: pytest.M
     assert taken == ["http://mine:8265"]
 
 
+def test_a_job_waits_for_the_agent_that_starts_it(monkeypatch: pytest.MonkeyPatch):
+    from verl_ext.cluster import jobs
+
+    class Slow(FakeClient):
+        answers = ["No available agent to submit job, please try again later.", "", "Job mine already exists"]
+
+        def submit_job(self, **_: Any) -> None:
+            if answer := self.answers.pop(0):
+                raise RuntimeError(f"Request failed with status code 500: {answer}")
+
+    for name in (jobs.ADDRESS_FIRST, "NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "to be put back")
+    client = Slow([])
+    monkeypatch.setattr(jobs, "_Client", lambda _: client)
+    monkeypatch.setattr(jobs, "POLL_S", 0.01)
+    cluster = jobs.Jobs("http://head")
+    cluster.submit("mine", "true", run="r", kind="train")
+    assert len(client.answers) == 1
+    with pytest.raises(ConfigurationError, match="Job mine already exists"):
+        cluster.submit("mine", "true", run="r", kind="train")
+
+
 def test_a_log_is_whole_though_each_connection_breaks_off(monkeypatch: pytest.MonkeyPatch):
     assert follow(FakeClient(["one\n", "tw", "o\nthree\n", "four\n", "five"]), monkeypatch) == [
         "one", "two", "three", "four", "five",
