@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import io
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -171,6 +172,16 @@ def test_a_nodes_environment_has_the_way_to_its_secrets_and_not_the_secrets(sett
     made = start.node_environment(settings, alone, "127.0.0.1", said.append)
     assert "PYTORCH_CUDA_ALLOC_CONF" not in made
     assert made["GLOO_SOCKET_IFNAME"] == "lo,lo", "the user's own word stays"
+
+
+def test_a_port_that_another_ray_has_is_left_to_it():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        other = start._free_port(port)
+        assert other != port
+        assert start._free_port(other) == other
 
 
 def test_an_interface_that_is_not_there_is_refused_with_those_that_are(settings: Settings):
@@ -412,21 +423,20 @@ def test_the_address_that_is_given_wins_over_rays_variable(monkeypatch: pytest.M
 def test_a_job_waits_for_the_agent_that_starts_it(monkeypatch: pytest.MonkeyPatch):
     from verl_ext.cluster import jobs
 
-    class Slow(FakeClient):
-        answers = ["No available agent to submit job, please try again later.", "", "Job mine already exists"]
+    answers = ["No available agent to submit job, please try again later.", "", "Job mine already exists"]
 
+    class Slow(FakeClient):
         def submit_job(self, **_: Any) -> None:
-            if answer := self.answers.pop(0):
+            if answer := answers.pop(0):
                 raise RuntimeError(f"Request failed with status code 500: {answer}")
 
     for name in (jobs.ADDRESS_FIRST, "NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "to be put back")
-    client = Slow([])
-    monkeypatch.setattr(jobs, "_Client", lambda _: client)
+    monkeypatch.setattr(jobs, "_Client", lambda _: Slow([]))
     monkeypatch.setattr(jobs, "POLL_S", 0.01)
     cluster = jobs.Jobs("http://head")
     cluster.submit("mine", "true", run="r", kind="train")
-    assert len(client.answers) == 1
+    assert len(answers) == 1
     with pytest.raises(ConfigurationError, match="Job mine already exists"):
         cluster.submit("mine", "true", run="r", kind="train")
 

@@ -31,6 +31,7 @@ from verl_ext.preflight.machine import port_error
 from verl_ext.settings import Settings, foreign
 
 HEAD_PORT, DASHBOARD_PORT = 6379, 8265
+AGENT_PORT = 52365  # of the process that starts jobs; without it Ray's node runs, and takes none
 # In the environment of every process of the node, for `stop` to know them by.
 MARK = "VERL_AGS_NODE"
 GRACE_S = 10.0
@@ -187,7 +188,7 @@ def _start(
     environment = node_environment(settings, os.environ, address, say)  # noqa: TID251 - handed on
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, f"--node-ip-address={address}",
-               "--disable-usage-stats"]  # fmt: skip
+               f"--dashboard-agent-listen-port={_free_port(AGENT_PORT)}", "--disable-usage-stats"]  # fmt: skip
     command += [f"--num-gpus={options.gpus}"] if options.gpus else []
     command += [f"--num-cpus={options.cpus}"] if options.cpus else []
     _raise_open_files()
@@ -205,6 +206,15 @@ def _start(
     note = {"mark": mark, "node": address, "cluster": joined}
     path.write_text(json.dumps(note) + "\n", encoding="utf-8")
     return 0
+
+
+def _free_port(wanted: int) -> int:
+    """The port, or any other that is free if another Ray of this machine has it."""
+    if not port_error(wanted):
+        return wanted
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
 
 
 def status(options: argparse.Namespace, say: Callable[[str], None]) -> int:
