@@ -15,6 +15,8 @@ from verl_ext.runs import METRICS, PHASES, read_jsonl
 
 # Steps that the time left is reckoned from: enough to hold a validation where one comes every few steps.
 ETA_STEPS = 20
+# verl's timer of a step ends before what follows it (0.6.1 trainer/ppo/ray_trainer.py fit).
+_WHOLE_STEP = ("step", "testing", "save_checkpoint")
 # Our names of a step's numbers, and verl's and ours in metrics.jsonl, which trackers and reports show.
 STEP_NUMBERS = {
     "reward": "agent/reward_mean",
@@ -82,7 +84,7 @@ class Follower:
         trained = "agent/reward_mean" in entry["data"]
         validated = any(name.startswith("val-") for name in entry["data"])
         if trained:
-            self._step_s.append(number(entry["data"], "timing_s/step") or 0.0)
+            self._step_s.append(sum(number(entry["data"], f"timing_s/{part}") or 0.0 for part in _WHOLE_STEP))
         step = step_object(entry, self._total_steps, self._left_s(entry["step"]), self._on)
         if trained:
             self._changed(step_line(step))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,17 @@ def test_verl_logs_a_step_when_it_has_saved_and_before_it_counts_on():
     source = inspect.getsource(RayPPOTrainer.fit)
     log = source.index("logger.log(data=metrics, step=self.global_steps)")
     assert source.index("self._save_checkpoint()") < log < source.index("self.global_steps += 1", log)
+
+
+def test_verls_timer_of_a_step_ends_before_a_validation_and_a_checkpoint():
+    # Why tokens per second divide by it as it is, and the time left adds the two (verl_ext/progress.py).
+    tree = ast.parse(textwrap.dedent(inspect.getsource(RayPPOTrainer.fit)))
+    blocks = [block for block in ast.walk(tree) if isinstance(block, ast.With)]
+    [step] = [block for block in blocks if "marked_timer('step'" in ast.unparse(block.items[0])]
+    assert "marked_timer('update_actor'" in ast.unparse(step)
+    for name in ("testing", "save_checkpoint"):
+        assert f"marked_timer('{name}'" in ast.unparse(tree)
+        assert f"marked_timer('{name}'" not in ast.unparse(step)
 
 
 # --- settings that stand in for faults of verl; a test that fails here says that the setting may go

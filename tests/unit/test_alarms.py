@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from verl_ext.alarms import ENDED, STARTED, AlarmLog, Alarms, Event, names_of, overview, read_events
-from verl_ext.alarms.gauges import SinceBest, ToNormal, of
+from verl_ext.alarms.gauges import SinceBest, ToNormal, of, tokens_per_s
 from verl_ext.alarms.rules import NAMES, RULES, Rule
 from verl_ext.errors import AlarmStopError
 from verl_ext.runs import ALARMS, read_jsonl
@@ -178,8 +178,9 @@ def test_a_reward_that_rises_slowly_is_not_flat():
 def test_throughput_leaves_out_validations_and_checkpoints():
     alarms = Alarms()
     run(alarms, HEALTHY)
-    slow = put(timing_s__step=LATE["timing_s/step"] + 60, timing_s__testing=40.0, timing_s__save_checkpoint=20.0)
-    assert run(alarms, going_on(17, 10, slow)) == []
+    after = put(timing_s__testing=40.0, timing_s__save_checkpoint=20.0)
+    assert run(alarms, going_on(17, 10, after)) == []
+    assert tokens_per_s(after(LATE)) == LATE["perf/total_num_tokens"] / LATE["timing_s/step"]
 
 
 # --- in the run folder

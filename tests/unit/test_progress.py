@@ -113,8 +113,10 @@ def test_the_follower_knows_when_something_last_happened(said: Said):
 def test_the_time_left_is_that_of_the_last_steps_validations_in_them(said: Said):
     said.follower._total_steps = 100
     for step in range(1, 41):
-        said.log(step, STEP | {"timing_s/step": 1000.0 if step <= 20 else 260.0 if step % 5 == 0 else 60.0})
+        after = {"timing_s/testing": 150.0, "timing_s/save_checkpoint": 50.0} if step % 5 == 0 else {}
+        said.log(step, STEP | {"timing_s/step": 1000.0 if step <= 20 else 60.0} | after)
     assert said[-1].endswith("1:40:00 left"), said[-1]  # 60 steps of 100 s
+    assert "  1,200 tokens/s  60.0 s " in said[-1], "a validation after the step is no time of the step"
 
 
 def test_a_clock_has_hours_from_an_hour_on():

@@ -61,12 +61,9 @@ def counted(key: str, by: str, least: int) -> Signal:
 
 
 def tokens_per_s(step: Step) -> float | None:
-    """Tokens of the step by its seconds, without those of a validation or a checkpoint in it."""
+    """Tokens of the step by its seconds; verl's `timing_s/step` ends before a validation or a checkpoint begins."""
     tokens, seconds = number(step, "perf/total_num_tokens"), number(step, "timing_s/step")
-    if tokens is None or seconds is None:
-        return None
-    seconds -= sum(number(step, f"timing_s/{part}") or 0.0 for part in ("testing", "save_checkpoint"))
-    return tokens / seconds if seconds > 0 else None
+    return tokens / seconds if tokens is not None and seconds else None
 
 
 def not_finite(*keys: str) -> Signal:
