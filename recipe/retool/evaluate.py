@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"{sets}, or what prepare-data takes; repeatable; default: the run's, or prepared, validation data",
     )  # fmt: skip
     parser.add_argument("--settings", default="", help=f"of {', '.join(SETTINGS)}; default: all that make sense")
-    parser.add_argument("--n", type=int, help="samples a problem; default: the recipe's")
+    parser.add_argument("-n", "--n", type=int, help="samples a problem; default: the recipe's")
     parser.add_argument("--max-problems", type=int, help="keep the first N problems")
     parser.add_argument("--seed", type=int, default=1, help="of all samples; default: 1")
     parser.add_argument("--run-id", default="", help="name of the evaluation; one that was interrupted goes on")
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
 def _evaluate(
     options: argparse.Namespace, settings: Settings, wrong: Sequence[str], environment: Mapping[str, str]
 ) -> None:
-    for flag, value in {"--n": options.n, "--max-problems": options.max_problems}.items():
+    for flag, value in {"-n": options.n, "--max-problems": options.max_problems}.items():
         if value is not None and value < 1:
             raise ConfigurationError(f"{flag} is {value}: give at least 1")
     subject = find_subject(options.subject, options.step, settings)

@@ -110,7 +110,7 @@ def test_problems_come_as_prepare_data_has_them(tmp_path: Path):
     [
         (["mime"], "no run 'mime'"),
         (["mine", "--step", "7"], "keeps no checkpoint of step 7: there are 4"),
-        (["mine", "--n", "0"], "--n is 0: give at least 1"),
+        (["mine", "--n", "0"], "-n is 0: give at least 1"),
         (["mine", "--data", str(DAPO)], "is not at /base: say with --base where it is"),
         (["org/m", "--data", "aime-2025"], f"fetch it with `invoke download --data {SETS['aime-2025']}`"),
         (["org/m", "--data", str(DAPO), "--hardware", "cpu", "--settings", "trained"], "is a model"),
