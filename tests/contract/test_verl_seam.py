@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     from verl.trainer.ppo.metric_utils import compute_data_metrics
     from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
-    from verl_ext import ray_run, trainer
+    from verl_ext import ray_run, ray_session, trainer
     from verl_ext.agent_loop import worker
     from verl_ext.alarms import AlarmLog, read_events
     from verl_ext.errors import AlarmStopError
@@ -123,11 +123,11 @@ def test_the_run_folder_leads_to_the_logs_while_they_grow_and_has_them_afterward
     said = tmp_path / "session" / "session_latest" / "logs"
     said.mkdir(parents=True)
     logs = tmp_path / "run" / "logs"
-    ray_run._show_logs(tmp_path / "session", logs)
+    ray_session.show_logs(tmp_path / "session", logs)
     (said / "worker-1.out").write_text("step 1")
     (said / "worker-1.err").write_text("")
     assert (logs / LIVE / "worker-1.out").read_text() == "step 1"
-    ray_run._keep_logs(tmp_path / "session", logs)
+    ray_session._keep_logs(tmp_path / "session", logs)
     assert [path.name for path in logs.iterdir()] == ["worker-1.out"]
 
 
