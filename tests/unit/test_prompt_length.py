@@ -1,4 +1,4 @@
-"""verl_ext.prompt_length and verl_ext.parquet_files: tokens as transformers counts them, and only where needed."""
+"""verl_ext.prompt_length and verl_ext.parquet_files: what is counted, and where the template is found."""
 
 from __future__ import annotations
 
@@ -8,33 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
-from verl_ext.compose import CONFIG_DIR
 from verl_ext.errors import ConfigurationError
 from verl_ext.parquet_files import files, footer, prompts_longer_than, total_rows
 from verl_ext.prompt_length import PromptLengths, chat_template
-
-SCHEMA = yaml.safe_load((CONFIG_DIR / "tool" / "code_interpreter.yaml").read_text())["tools"][0]["tool_schema"]
-CONVERSATIONS = [
-    [{"role": "user", "content": "What is 7 * 6?"}],
-    [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "二加二是多少?\n\n$\\frac{1}{2}$ \U0001f600"},
-    ],
-    [{"role": "user", "content": ""}],
-]
-
-
-def test_counts_are_transformers_own(tokenizer, tmp_path: Path):
-    template = Path(__file__).parents[1] / "data" / "qwen3_2507_chat_template.jinja"
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
-    tokenizer.save_pretrained(tmp_path)
-    for tools in ([SCHEMA], []):
-        lengths = PromptLengths(tmp_path, tools, {})
-        for messages in CONVERSATIONS:
-            theirs = tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=True)
-            assert lengths.count(messages) == len(theirs)
 
 
 @pytest.mark.parametrize(
