@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.sandbox.server import files, folders, paths, seccomp, wire
+from verl_ext.sandbox.server import bubblewrap, files, folders, paths, seccomp, wire
 from verl_ext.sandbox.server.faults import FAULTS, InjectedError, find_fault
+from verl_ext.sandbox.server.limits import Limits
 from verl_ext.sandbox.server.outputs import EventWriter, clean_text, result_event
 from verl_ext.sandbox.server.tiers import AUTO_ORDER, Tier
 
@@ -212,3 +213,11 @@ def test_results() -> None:
     assert result_event({"text/plain": "'a'"}, is_main_result=True)["text"] == "a"
     assert result_event({"image/png": b"x"}, is_main_result=False)["png"] == "eA=="
     assert clean_text("a\udc80") == "a?"
+
+
+def test_an_environment_below_tmp_or_home_stays_visible(monkeypatch: pytest.MonkeyPatch):
+    # The sandbox's own /tmp and home are mounted first, or they would hide it.
+    monkeypatch.setattr(bubblewrap, "python_paths", lambda: [Path("/tmp/project/.venv")])
+    words = bubblewrap.arguments(Limits())
+    for folder in ("/tmp", "/home/user", "/var/tmp"):
+        assert words.index(folder) < words.index("/tmp/project/.venv")

@@ -60,11 +60,11 @@ def arguments(limits: Limits) -> list[str]:
             args += ["--ro-bind", path, path]
     for path in ETC_PATHS:
         args += ["--ro-bind-try", path, path]
-    for path in python_paths():
-        args += ["--ro-bind", str(path), str(path)]
     args += ["--proc", "/proc", "--dev", "/dev"]
     for folder in ("/tmp", "/home/user", "/run", "/var/tmp"):  # noqa: S108 - inside the sandbox
         args += ["--perms", "0755" if folder != "/tmp" else "1777", "--size", size, "--tmpfs", folder]  # noqa: S108
+    for path in python_paths():  # after those: an environment may lie in one of them
+        args += ["--ro-bind", str(path), str(path)]
     return [*args, "--remount-ro", "/", "--chdir", "/home/user"]
 
 
