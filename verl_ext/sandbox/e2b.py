@@ -40,10 +40,12 @@ from verl_ext.sandbox.bounded import BoundedCalls
 from verl_ext.sandbox.e2b_errors import map_error, status_of, was_surely_not_acted_on
 from verl_ext.sandbox.events import EventTransport, ExecutionEvents
 from verl_ext.sandbox.interface import Execution, OutputLimits, deadline_error
+from verl_ext.sandbox.native_threads import wait_before_the_interpreter_ends
 from verl_ext.sandbox.output import OutputCollector
 from verl_ext.settings import Settings, exempt_from_proxy
 
 logger = logging.getLogger(__name__)
+wait_before_the_interpreter_ends()
 
 CREATE_LABEL = "verl-ags-create"
 LOCAL_KEY = "local"
