@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -33,7 +34,12 @@ def run(context: Context, *command: str) -> None:
         result = context.run(f"exec {shlex.join(filter(None, command))}", warn=True, in_stream=False)
     if result is None or result.exited:
         # Not `if result`: the result of a command that failed is false.
-        raise Exit(code=1 if result is None else result.exited)
+        status = 1 if result is None else result.exited
+        if status < 0:
+            # A process that a signal ended has said nothing itself, pytest after "all passed" among them.
+            name = signal.Signals(-status).name
+            raise Exit(f"{shlex.join(filter(None, command))} was ended by {name}", code=128 - status)
+        raise Exit(code=status)
 
 
 def become(module: str, *arguments: str) -> None:

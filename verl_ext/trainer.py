@@ -67,6 +67,7 @@ class AgsAgentLoopManager(AgentLoopManager):
         rollout = config.actor_rollout_ref.rollout
         if rollout.name == "vllm" and rollout.data_parallel_size == 1:
             self.rollout_replica_class = EarlyReplica  # verl takes its own where there is none
+        self._switch_s: dict[str, float] = {}
         super().__init__(config, worker_group, rm_wg)
 
     def _initialize_llm_servers(self) -> None:
@@ -101,6 +102,8 @@ class AgsAgentLoopManager(AgentLoopManager):
                 self.probe, lambda what: note_phase(_run_dir, what), cause=cause, timeout_s=policy.pause_timeout_s
             ),
         )
+        # Of the last call alone: a batch whose lost trajectories were rolled out again has had more than one.
+        switches = {f"{name}_s": seconds for name, seconds in self._switch_s.items()}
         started_s = time.monotonic()
         taken = take_records(
             prompts,
@@ -109,7 +112,8 @@ class AgsAgentLoopManager(AgentLoopManager):
             run_id=self.config.verl_ext.run_id,
             copies=rollout.val_kwargs.n if validation else rollout.n,
         )
-        numbers = {**taken.numbers, "retried": float(retried), "record_s": time.monotonic() - started_s}
+        recorded_s = time.monotonic() - started_s
+        numbers = {**taken.numbers, **switches, "retried": float(retried), "record_s": recorded_s}
         prefix = "val-" if validation else ""  # a step may log both
         _pending.update({f"{prefix}agent/{name}": value for name, value in numbers.items()})
         _pending.update({f"{prefix}sandbox/{name}": value for name, value in self._sandbox_numbers().items()})
@@ -118,6 +122,18 @@ class AgsAgentLoopManager(AgentLoopManager):
         else:
             check_not_too_many(lost, step, policy)
         return output
+
+    def wake_up(self) -> None:
+        """Give the memory to the engines and the trainer's weights with it; how long it took is logged."""
+        started_s = time.monotonic()
+        super().wake_up()
+        self._switch_s["wake_up"] = time.monotonic() - started_s
+
+    def sleep(self) -> None:
+        """Give the memory back to the trainer; how long it took is logged."""
+        started_s = time.monotonic()
+        super().sleep()
+        self._switch_s["sleep"] = time.monotonic() - started_s
 
     def _sandbox_numbers(self) -> dict[str, float]:
         """What all workers' sandboxes did since the last call, and what the broker counts now."""

@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import textwrap
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -307,6 +308,19 @@ def test_without_free_cache_engine_verl_syncs_no_weights():
     source = inspect.getsource(verl_agent_loop.AgentLoopManager.generate_sequences)
     assert "free_cache_engine:\n            self.wake_up()" in source
     assert source.count("self.wake_up()") == 1
+
+
+def test_a_rollout_says_how_long_the_engines_took_to_wake_up_and_to_sleep(monkeypatch: pytest.MonkeyPatch):
+    # verl counts both as generation and names neither.
+    source = inspect.getsource(verl_agent_loop.AgentLoopManager.generate_sequences)
+    assert source.index("self.wake_up()") < source.index("generate_sequences.remote(") < source.index("self.sleep()")
+    manager: Any = object.__new__(trainer.AgsAgentLoopManager)
+    manager._switch_s = {}
+    for name, seconds in (("wake_up", 0.05), ("sleep", 0.02)):
+        monkeypatch.setattr(verl_agent_loop.AgentLoopManager, name, lambda _, seconds=seconds: time.sleep(seconds))
+        getattr(manager, name)()
+    assert manager._switch_s["wake_up"] >= 0.05
+    assert 0.02 <= manager._switch_s["sleep"] < manager._switch_s["wake_up"]
 
 
 def test_verl_drops_options_that_are_false():

@@ -256,6 +256,14 @@ def test_a_commands_exit_status_is_invokes(status: int):
     assert context.run.call_args.kwargs["warn"] is True
 
 
+def test_a_command_that_a_signal_ended_is_named_with_it():
+    context = MockContext(run=Result(exited=-11), repeat=True)
+    with pytest.raises(Exit) as caught:
+        tasks.setup(context)
+    assert caught.value.code == 139
+    assert str(caught.value).endswith(" was ended by SIGSEGV")
+
+
 def test_a_failed_step_ends_the_task():
     context = MockContext(run=Result(exited=2), repeat=True)
     with pytest.raises(Exit):

@@ -1,7 +1,7 @@
 """The recipe's model shape on one GPU, the tutorial's settings against ours, the same work in every arm.
 
     python tests/bench/gpu/run.py model OUT --tokenizer FOLDER     Qwen3-4B's shape with random weights (8 GB)
-    python tests/bench/gpu/run.py arm NAME --model M --train T --val V [--steps 4] [--set KEY=VALUE]
+    python tests/bench/gpu/run.py arm NAME --model M --train T --val V [--steps 4] [--tool-calls 4] [--set KEY=VALUE]
     python tests/bench/gpu/run.py offline --model M --train T      vLLM alone, the same requests
     python tests/bench/gpu/run.py table RUN [RUN ...]              what the arms logged, side by side
 
@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 PROMPTS, COPIES, MINI_BATCH = 16, 8, 4
 PROMPT_TOKENS = 2048
+ROOM_FOR_AN_OBSERVATION = 64  # tokens
 # Shape: config.json of Qwen/Qwen3-4B-Instruct-2507.
 SHAPE = {
     "hidden_size": 2560,
@@ -60,6 +61,10 @@ ARMS: dict[str, list[str]] = {
 FIGURES = (
     "timing_s/step",
     "timing_s/gen",
+    "agent/wake_up_s",
+    "timing_s/agent_loop/generate_sequences/max",
+    "timing_s/agent_loop/tool_calls/mean",
+    "agent/sleep_s",
     "timing_s/reward",
     "timing_s/old_log_prob",
     "timing_s/adv",
@@ -99,7 +104,7 @@ def arm(arguments: argparse.Namespace) -> int:
     overrides = [
         f"data.train_batch_size={PROMPTS}",
         f"data.max_prompt_length={PROMPT_TOKENS}",
-        f"data.max_response_length={tokens}",
+        f"data.max_response_length={tokens + ROOM_FOR_AN_OBSERVATION * arguments.tool_calls}",
         f"actor_rollout_ref.rollout.n={COPIES}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
         f"custom_reward_function.path={HERE / 'text_hash_reward.py'}",
@@ -107,7 +112,6 @@ def arm(arguments: argparse.Namespace) -> int:
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         f"trainer.total_training_steps={steps}",
-        # One turn: the random model never calls a tool, and a response ends by its length.
         *ARMS[arguments.name],
         *arguments.set,
     ]
@@ -116,7 +120,13 @@ def arm(arguments: argparse.Namespace) -> int:
         "VERL_USE_EXTERNAL_MODULES": "forced_length",
         "BENCH_RESPONSE_TOKENS": str(tokens),
         "BENCH_STOCK_OUTPUT": "1" if arguments.name == "tutorial" else "0",
+        "BENCH_TOOL_CALLS": str(arguments.tool_calls),
     }
+    if arguments.tool_calls:
+        # A sandbox for each of the batch, as an account of that size gives: the quota is measured elsewhere.
+        environment |= {"VERL_EXT_SANDBOX_MODE": "context", "VERL_EXT_SANDBOX_MAX_ALIVE": str(PROMPTS),
+                        "VERL_EXT_SANDBOX_MAX_STARTING": str(PROMPTS), "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "100",
+                        "VERL_EXT_SANDBOX_CONTEXTS": str(COPIES)}  # fmt: skip
     command = [sys.executable, "-m", "verl_ext.launch", "--recipe", "retool", "--hardware", arguments.hardware]
     command += ["--model", arguments.model, "--train", arguments.train, "--val", arguments.val]
     command += ["--run-id", arguments.run_id or arguments.name, *overrides]
@@ -202,6 +212,7 @@ def main() -> int:
     one.add_argument("--steps", type=int, default=4)
     one.add_argument("--tokens", type=int, default=1024)
     one.add_argument("--run-id", default="")
+    one.add_argument("--tool-calls", type=int, default=0, help="of 0.2 s each, in every trajectory")
     one.add_argument("--set", action="append", default=[])
     for name in ("--model", "--train", "--val"):
         one.add_argument(name, required=True)
