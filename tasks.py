@@ -446,8 +446,9 @@ def test(context, only="", k=""):
     check(context)
     # The quick ones first. `image` and `cluster` need more than Python, so they are run by name.
     for folder in [only] if only or k else ["unit", "contract", "e2e"]:
-        cores = "--numprocesses=logical" if folder == "unit" else ""  # the others share servers, ports and cores
-        pytest = [sys.executable, "-m", "pytest", "--durations=15", cores, f"tests/{folder}"]
+        # The others share servers, ports and cores.
+        cores = ["--numprocesses=logical", "--dist=worksteal"] if folder == "unit" else []
+        pytest = [sys.executable, "-m", "pytest", "--durations=15", *cores, f"tests/{folder}"]
         run(context, *pytest, *(["-k", k] if k else []))
 
 

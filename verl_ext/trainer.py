@@ -16,6 +16,7 @@ Everything else of verl is untouched.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import time
 from pathlib import Path
@@ -74,6 +75,8 @@ class AgsAgentLoopManager(AgentLoopManager):
         if self.worker_group:
             note_phase(_run_dir, "trainer's model is built")
         super()._initialize_llm_servers()
+        if self.worker_group:
+            ray.get([worker.__ray_call__.remote(spare_the_collector) for worker in self.worker_group.workers])
         note_phase(_run_dir, "engine is ready")
 
     def _init_agent_loop_workers(self) -> None:
@@ -166,6 +169,17 @@ class AgsAgentLoopManager(AgentLoopManager):
         numbers = {name: sum(one.get(name, 0.0) for one in results) for name in names}
         (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
         return numbers
+
+
+def spare_the_collector(_: Any) -> None:
+    """Take what a worker has made by now out of the garbage collector's sight.
+
+    verl 0.6.1 collects garbage three to nine times on the way from training to generation and back
+    (verl/utils/memory_utils.py, aggressive_empty_cache), and each time Python walks over the 550,000 objects of torch,
+    transformers and vLLM, none of which ever goes: 0.25 s on the cores of the LOG, and less than 1 ms after this.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class AgsTrainer(RayPPOTrainer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import json
 import textwrap
@@ -321,6 +322,23 @@ def test_a_rollout_says_how_long_the_engines_took_to_wake_up_and_to_sleep(monkey
         getattr(manager, name)()
     assert manager._switch_s["wake_up"] >= 0.05
     assert 0.02 <= manager._switch_s["sleep"] < manager._switch_s["wake_up"]
+
+
+def test_verl_collects_garbage_at_each_switch_over_all_that_was_ever_imported():
+    from verl.utils.memory_utils import aggressive_empty_cache
+
+    # Where this is gone, trainer.spare_the_collector can go.
+    assert "gc.collect()" in inspect.getsource(aggressive_empty_cache)
+    workers = (Path(verl.__file__).parent / "workers" / "fsdp_workers.py").read_text(encoding="utf-8")
+    for switch in ("rollout_mode", "trainer_mode"):
+        body = workers.split(f"async def {switch}(self):")[1].split("async def ")[0]
+        assert "aggressive_empty_cache(force_sync=True)" in body
+    before = gc.get_freeze_count()
+    try:
+        trainer.spare_the_collector(None)
+        assert gc.get_freeze_count() > before + 100_000
+    finally:
+        gc.unfreeze()
 
 
 def test_verl_drops_options_that_are_false():

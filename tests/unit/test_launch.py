@@ -297,6 +297,20 @@ def test_workers_on_gpus_get_the_choice_of_cudas_libraries(inputs, monkeypatch, 
     assert (environment["CUDA_COMPAT"], environment["LD_LIBRARY_PATH"]) == ("off", "/opt/mine")
 
 
+def test_what_is_compiled_outlives_a_container_unless_the_user_has_a_place_for_it(inputs, monkeypatch, tmp_path: Path):
+    seen = []
+    monkeypatch.setattr(launch, "run", lambda request, settings, *_: seen.append((request, settings)))
+    assert main([*flags(inputs), "--data-root", str(tmp_path)]) == 0
+    [(request, settings)] = seen
+    for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
+    environment = run_environment(request, settings, tmp_path, None, cpu=False)
+    assert environment["VLLM_CACHE_ROOT"] == str(tmp_path / "cache" / "compiled" / "vllm")
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled" / "inductor")
+    assert "TRITON_CACHE_DIR" not in environment  # Ray's workers inherit it
+
+
 def test_importing_the_launcher_loads_nothing_heavy():
     heavy = "torch", "ray", "vllm", "verl", "transformers", "tensordict"
     modules = "verl_ext.launch, verl_ext.compose, verl_ext.preflight, verl_ext.settings, verl_ext.export, tasks"

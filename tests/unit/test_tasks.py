@@ -216,7 +216,8 @@ def test_checks_and_tests_run_in_order(context: MockContext):
         "pyright",
         str(Path(sys.executable).with_name("lint-imports")),
     ]
-    assert commands(context)[-1] == ["pytest", "--durations=15", "--numprocesses=logical", "tests/unit", "-k", "pool"]
+    options = ["--durations=15", "--numprocesses=logical", "--dist=worksteal"]
+    assert commands(context)[-1] == ["pytest", *options, "tests/unit", "-k", "pool"]
 
 
 def test_without_a_name_the_quick_tests_come_first_and_each_folder_on_its_own(context: MockContext):
