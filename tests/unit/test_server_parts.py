@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import select
 import signal
 import socket
 import struct
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -180,7 +182,17 @@ def test_text_is_gathered_and_cut() -> None:
     assert [(one["type"], one["text"]) for one in events] == [("stdout", "abcd"), ("stderr", "ééé")]
 
 
-def test_a_slow_reader_is_waited_for_and_an_interrupt_cuts_no_line() -> None:
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT as a program starts with it; whoever started pytest in the background had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("again", range(10))  # the interrupt comes at any instruction of the loop
+def test_a_slow_reader_is_waited_for_and_an_interrupt_cuts_no_line(again: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.setblocking(False)  # as the kernel's asyncio reader leaves it
@@ -188,7 +200,12 @@ def test_a_slow_reader_is_waited_for_and_an_interrupt_cuts_no_line() -> None:
         seen: list[bytes] = []
 
         def read_slowly() -> None:
-            time.sleep(0.2)  # by then the buffer is full
+            room = select.poll()
+            room.register(theirs, select.POLLOUT)
+            while not select.select([ours], [], [], 0)[0] or room.poll(0):  # until the buffer is full
+                time.sleep(0.001)
+            if again % 2:
+                seen.append(ours.recv(65_536))
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             while part := ours.recv(65_536):
                 seen.append(part)
@@ -201,6 +218,7 @@ def test_a_slow_reader_is_waited_for_and_an_interrupt_cuts_no_line() -> None:
         finally:
             theirs.shutdown(socket.SHUT_WR)
             reader.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert json.loads(b"".join(seen)) == {"text": "x" * 4_000_000}
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import base64
 import codecs
+import contextlib
 import io
 import json
 import os
 import select
+import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _FLUSH_BYTES = 16_384
@@ -53,26 +56,41 @@ def result_event(data: dict[str, Any], *, is_main_result: bool) -> dict[str, Any
     return event
 
 
+@contextlib.contextmanager
+def _interrupts_put_off() -> Iterator[None]:
+    """An interrupt that comes inside is raised at the end.
+
+    A `try` around the calls inside is not enough: Python raises it between two instructions, at the jump back of a loop
+    too, which belongs to no `try`.
+    """
+    is_raised = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_raised or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 def _send_whole(channel: socket.socket, data: bytes) -> None:
     """Send all of `data`, waiting for a slow reader; an interrupt is raised after the line, never within it.
 
     The kernel's asyncio reader holds a duplicate of the socket. O_NONBLOCK belongs to what both share, so a
     full buffer is BlockingIOError here although nobody asked this socket not to block: `sendall` would stop there.
     """
-    interrupt: KeyboardInterrupt | None = None
     left = memoryview(data)
     room = select.poll()
     room.register(channel, select.POLLOUT)
-    while left:
-        try:
+    with _interrupts_put_off():
+        while left:
             room.poll()
-            left = left[channel.send(left) :]
-        except BlockingIOError:
-            continue
-        except KeyboardInterrupt as exc:
-            interrupt = exc
-    if interrupt is not None:
-        raise interrupt
+            with contextlib.suppress(BlockingIOError):
+                left = left[channel.send(left) :]
 
 
 class EventWriter:
