@@ -33,6 +33,7 @@ from verl_ext.check.proof import prove
 from verl_ext.clean import clean
 from verl_ext.display import Display, display, writer
 from verl_ext.errors import AlarmStopError, ConfigurationError, SandboxError, TrainingDiedError, VerlAgsError
+from verl_ext.gpu_watch import compared, watch_memory
 from verl_ext.interrupts import Interrupted, interruptible
 from verl_ext.manifest import data_report, manifest
 from verl_ext.parquet_files import files
@@ -178,7 +179,8 @@ def _serve_and_train(
     runner_class: type[Runner] | None,
 ) -> tuple[dict[str, float], int, int]:
     config, run_dir, say = configured.config, configured.run_dir, show.say
-    with _sandbox_service(request, settings, run_dir) as server:
+    plan, gpus = configured.subject.plan, configured.subject.gpus
+    with _sandbox_service(request, settings, run_dir) as server, watch_memory(gpus) as highest_gib:
         try:
             if server:
                 say(f"local sandbox server at {server.url}, isolation: {server.isolation}")
@@ -187,11 +189,14 @@ def _serve_and_train(
             with ThreadPoolExecutor(1) as beside:
                 local_url = server.url if server else None
                 proof = beside.submit(prove, settings, config.verl_ext.run_id, local_url=local_url)
-                steps = configured.subject.plan.steps if runner_class is None else None
+                steps = plan.steps if runner_class is None else None
                 _train(config, environment, run_dir, server, proof, show, steps, request.cluster, runner_class)
         finally:
             if runner_class is None:
                 say(alarms.overview(alarms.read_events(run_dir)))
+            if text := compared(highest_gib, plan.memory):
+                say(text)
+                runs.write_whole(run_dir / runs.GPU_MEMORY, json.dumps({"highest_gib": highest_gib}) + "\n")
             ended = _put_away(settings, server, config.verl_ext.run_id, run_dir, say)
     return ended
 

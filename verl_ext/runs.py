@@ -6,6 +6,7 @@ runs/<run id>/
     manifest.json      versions, hashes of lock and data, git revision, the command
     data-report.json   what became of the raw rows, by prepare-data, if that made the data
     phases.jsonl       when each phase of the start began
+    gpu-memory.json    the highest use of each of this machine's GPUs, in GiB
     metrics.jsonl      one line a step
     alarms.jsonl       one line for each alarm that started or ended (verl_ext.alarms); not there without any
     rollouts/          one parquet file a step (verl_ext.trajectory)
@@ -40,6 +41,7 @@ LOCK = "lock"
 RAY_SESSION = "ray-session.json"
 DATA_REPORT = "data-report.json"
 PHASES = "phases.jsonl"
+GPU_MEMORY = "gpu-memory.json"
 METRICS = "metrics.jsonl"
 ALARMS = "alarms.jsonl"
 CHECKPOINTS = "checkpoints"
