@@ -31,7 +31,7 @@ from verl_ext.trajectory import ROLLOUTS
 
 @contextlib.contextmanager
 def held(run_dir: Path) -> Iterator[None]:
-    """The run's folder for this process alone; given back by the system however the process ends.
+    """The folder of a run or an evaluation for this process alone; the system gives it back however the process ends.
 
     Raises:
         ConfigurationError: another process has it.

@@ -155,10 +155,10 @@ def test_the_same_name_with_another_question_is_refused_and_loses_nothing(
 
 def test_two_do_not_take_the_same_evaluation(command: list[str], full_root: Path, capsys: pytest.CaptureFixture):
     assert main([MODEL, *command, "--n=2"]) == 0
-    with (full_root / "runs" / "e" / "evaluation.json").open() as file:
+    with (full_root / "runs" / "e" / "lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main([MODEL, *command, "--n=2"]) == 2
-    assert "e is being taken already" in capsys.readouterr().err
+    assert "e is being written by " in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_the_second_model_is_told_before_the_first_is_taken(

@@ -8,6 +8,7 @@ runs/<evaluation id>/
     summary.json         the numbers, below; written at the end, also when it was interrupted: see `complete`
     problems.parquet     one row a setting and problem (results.PROBLEMS)
     samples.parquet      one row a sample (results.SAMPLES)
+    lock                 held while samples are taken
     samples/             the same in parts, one file when it is done; what an interrupted evaluation goes on from
     base/, trained/      run folders: config.yaml, manifest.json, phases.jsonl, logs/, sandboxes/, and in
                          rollouts/val-<part>.parquet the trajectories (verl_ext/trajectory.py) of part <part>

@@ -5,21 +5,19 @@ plan -> for each model: its weights as a folder -> preflight -> the launcher, wi
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from verl_ext import launch, runs
+from verl_ext import attempts, launch, runs
 from verl_ext.display import Display
 from verl_ext.errors import ConfigurationError
-from verl_ext.evaluation.plan import PLAN, SETTINGS, TRAINED, Plan, parts
+from verl_ext.evaluation.plan import SETTINGS, TRAINED, Plan, parts
 from verl_ext.evaluation.process import EvaluationRunnerProcess
 from verl_ext.evaluation.results import SUMMARY, key_of, read_parts, write_results
 from verl_ext.evaluation.subject import Subject, wanted_settings
@@ -79,7 +77,7 @@ def evaluate(asked: Asked, settings: Settings, say: Callable[[str], None], wrong
     plan = _plan(asked, wanted, models, next(iter(looked.values())))
     began = _begin(plan, folder)
     say(f"evaluation {run_id}: {folder}")
-    with _held(folder):
+    with attempts.held(folder):  # two would number their parts alike
         try:
             for name in models:
                 _take_model(name, asked, plan, requests[name], looked[name], settings, say)
@@ -213,23 +211,6 @@ def _begin(plan: Plan, folder: Path) -> _Began:
         return replace(began, created=before["created"], earlier_s=before["seconds"])
     except (OSError, ValueError, KeyError, TypeError):  # killed before there was one
         return began
-
-
-@contextlib.contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """Nobody else takes samples of this evaluation: two would number their parts alike.
-
-    Raises:
-        ConfigurationError: somebody does.
-    """
-    with (folder / PLAN).open(encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{folder.name} is being taken already: wait, or choose another --run-id"
-            ) from error
-        yield
 
 
 def _summarise(plan: Plan, folder: Path, began: _Began) -> int:
