@@ -397,6 +397,26 @@ def test_what_this_machine_lacks_is_named_with_its_cure(
     assert [text for name, text in found if name == check and words in text], found
 
 
+@pytest.mark.parametrize(
+    ("name", "is_wrong"),
+    [
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA L20", True),
+        ("NVIDIA B200", True),
+        ("NVIDIA H200", False),
+        ("L200", False),
+    ],
+)
+def test_cards_on_which_cascade_attention_is_wrong_are_told_once_it_is_on(
+    name: str, is_wrong: bool, look, make_gpu, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(subject, "visible_gpus", lambda: [make_gpu(0, name=name)])
+    key = "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_cascade_attn"
+    found = [text for check, text in look("h200x1") if check == "cascade-attention"]
+    assert [f"--set {key}=true" in text and name in text for text in found] == [True] * is_wrong
+    assert "cascade-attention" not in [check for check, _ in look("h200x1", **{key: True})]
+
+
 class Process:
     pid = 77
 

@@ -77,6 +77,7 @@ CHECKS: tuple[Check, ...] = (
     Check("gpus", machine.gpus, _SOUND, of_machine=True),
     Check("cuda-library", machine.cuda_library, of_machine=True),
     Check("gpu-busy", machine.gpu_busy, (*_SOUND, "gpus"), of_machine=True),
+    Check("cascade-attention", machine.cascade_attention, (*_SOUND, "gpus"), of_machine=True),
     Check("ray-address", machine.ray_address, of_machine=True),
     Check("ray-running", machine.ray_running, of_machine=True),
     Check("open-files", machine.open_files, of_machine=True),

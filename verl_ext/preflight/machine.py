@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 import socket
@@ -25,6 +26,9 @@ MIN_SHARED_MEMORY_GIB = 8
 # Beyond it Ray makes no objects any more (local_fs_capacity_threshold).
 MAX_TMP_SHARE = 0.95
 BUSY_GIB = 1.0
+_ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
+# Source: verl v0.6.1 docs/faq/faq.rst, which names these cards.
+_WRONG_IN_CASCADE = re.compile(r"\b(A100|L20|B200)\b")
 _GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")
 # Version 2, and version 1.
@@ -68,6 +72,16 @@ def gpu_busy(subject: Subject) -> Iterator[str]:
                 f"GPU {gpu.index} ({gpu.name}) has {gpu.used_gib:.1f} GiB in use already: end that process "
                 "(nvidia-smi names it), or hide the GPU with CUDA_VISIBLE_DEVICES"
             )
+
+
+def cascade_attention(subject: Subject) -> Iterator[str]:
+    """On some cards vLLM's attention over a shared prefix computes other probabilities than the trainer."""
+    names = {gpu.name for gpu in subject.gpus[: subject.gpus_wanted] if _WRONG_IN_CASCADE.search(gpu.name)}
+    if names and not subject.get(f"{_ENGINE}.disable_cascade_attn"):
+        yield (
+            f"on {', '.join(sorted(names))} vLLM's cascade attention gives probabilities that the trainer does not "
+            f"share: --set {_ENGINE}.disable_cascade_attn=true"
+        )
 
 
 def ray_address(subject: Subject) -> Iterator[str]:
