@@ -75,7 +75,7 @@ class AgsAgentLoopManager(AgentLoopManager):
         if self.worker_group:
             note_phase(_run_dir, "trainer's model is built")
         super()._initialize_llm_servers()
-        if self.worker_group:
+        if self.worker_group and self.config.verl_ext.get("device") != "cpu":  # verl collects nothing there
             ray.get([worker.__ray_call__.remote(spare_the_collector) for worker in self.worker_group.workers])
         note_phase(_run_dir, "engine is ready")
 

@@ -104,6 +104,9 @@ def missing_of(wanted: str, nodes: Sequence[Node], lost: Sequence[Node]) -> str:
     here = f"{listed(training)} {'are' if len(training) > 1 else 'is'} there with GPUs"
     without = [node for node in nodes if not node.gpus]
     notes = f"; without GPUs: {listed(without)}" if without else ""
+    if without and not training:
+        # One is lent to each rank of hardware `cpu`.
+        notes += "; to train in small without any, start Ray there with --gpus 1"
     notes += f"; gone: {listed(lost)}" if lost else ""
     if wanted and not wanted.isdecimal():
         names = [name.strip() for name in wanted.split(",") if name.strip()]
