@@ -16,7 +16,6 @@ Everything else of verl is untouched.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import time
 from pathlib import Path
@@ -44,7 +43,7 @@ from verl_ext.agent_loop import broker_process
 from verl_ext.agent_loop.broker_process import RayBroker
 from verl_ext.alarms import AlarmLog, names_of
 from verl_ext.checkpoint.ranks import check_shared, save_whole
-from verl_ext.engine.replica import EarlyReplica, offer
+from verl_ext.engine.replica import EarlyReplica, offer, spare_the_collector
 from verl_ext.errors import AlarmStopError
 from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_out, wait_until_it_works
 from verl_ext.rollout import take_records
@@ -169,17 +168,6 @@ class AgsAgentLoopManager(AgentLoopManager):
         numbers = {name: sum(one.get(name, 0.0) for one in results) for name in names}
         (_run_dir / "sandboxes.json").write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
         return numbers
-
-
-def spare_the_collector(_: Any) -> None:
-    """Take what a worker has made by now out of the garbage collector's sight.
-
-    verl 0.6.1 collects garbage three to nine times on the way from training to generation and back
-    (verl/utils/memory_utils.py, aggressive_empty_cache), and each time Python walks over the 550,000 objects of torch,
-    transformers and vLLM, none of which ever goes: 0.25 s on the cores of the LOG, and less than 1 ms after this.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class AgsTrainer(RayPPOTrainer):

@@ -33,6 +33,7 @@ with warnings.catch_warnings():
     from verl_ext import ray_run, ray_session, trainer
     from verl_ext.agent_loop import worker
     from verl_ext.alarms import AlarmLog, read_events
+    from verl_ext.engine.replica import spare_the_collector
     from verl_ext.errors import AlarmStopError
     from verl_ext.runs import LIVE
 
@@ -327,7 +328,7 @@ def test_a_rollout_says_how_long_the_engines_took_to_wake_up_and_to_sleep(monkey
 def test_verl_collects_garbage_at_each_switch_over_all_that_was_ever_imported():
     from verl.utils.memory_utils import aggressive_empty_cache
 
-    # Where this is gone, trainer.spare_the_collector can go.
+    # Where this is gone, spare_the_collector can go.
     assert "gc.collect()" in inspect.getsource(aggressive_empty_cache)
     workers = (Path(verl.__file__).parent / "workers" / "fsdp_workers.py").read_text(encoding="utf-8")
     for switch in ("rollout_mode", "trainer_mode"):
@@ -335,7 +336,7 @@ def test_verl_collects_garbage_at_each_switch_over_all_that_was_ever_imported():
         assert "aggressive_empty_cache(force_sync=True)" in body
     before = gc.get_freeze_count()
     try:
-        trainer.spare_the_collector(None)
+        spare_the_collector(None)
         assert gc.get_freeze_count() > before + 100_000
     finally:
         gc.unfreeze()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import ray
@@ -85,3 +86,15 @@ class EarlyReplica(RolloutReplica):
 
 def _node_id(_: Any) -> str:
     return ray.get_runtime_context().get_node_id()
+
+
+def spare_the_collector(_: Any) -> None:
+    """Take what a worker has made by now out of the garbage collector's sight.
+
+    verl 0.6.1 collects garbage three to nine times on the way from training to generation and back
+    (verl/utils/memory_utils.py, aggressive_empty_cache), and each time Python walks over the 550,000 objects of torch,
+    transformers and vLLM, none of which ever goes: 0.25 s on the cores of the LOG, and less than 1 ms after this.
+    It is here because a worker imports the module of what it is asked to do, and this one it has.
+    """
+    gc.collect()
+    gc.freeze()
