@@ -466,7 +466,7 @@ def test_who_is_missing_is_said():
     assert missing_of("host-a, host-x", [A, B], []).startswith("missing host-x (10.0.0.1 (host-a), 10.0.0.2")
     assert missing_of("", [HEAD], []) == (
         "1 of 1 nodes with GPUs missing (no node is there with GPUs; without GPUs: 10.0.0.3 (host-c); "
-        "to train in small without any, start Ray there with --gpus 1)"
+        "to train in small without any, start Ray there with --gpus 1 --cpus 8)"
     )
 
 

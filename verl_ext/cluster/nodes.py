@@ -105,8 +105,8 @@ def missing_of(wanted: str, nodes: Sequence[Node], lost: Sequence[Node]) -> str:
     without = [node for node in nodes if not node.gpus]
     notes = f"; without GPUs: {listed(without)}" if without else ""
     if without and not training:
-        # One is lent to each rank of hardware `cpu`.
-        notes += "; to train in small without any, start Ray there with --gpus 1"
+        # One is lent to each rank of hardware `cpu`; CPUs are counted by Ray as cpu.yaml has them.
+        notes += "; to train in small without any, start Ray there with --gpus 1 --cpus 8"
     notes += f"; gone: {listed(lost)}" if lost else ""
     if wanted and not wanted.isdecimal():
         names = [name.strip() for name in wanted.split(",") if name.strip()]
