@@ -11,8 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 ENDS_UNDER_A_THREAD = """
@@ -60,7 +58,6 @@ def test_a_process_ends_with_its_own_status() -> None:
     assert (done.stdout, done.returncode) == ("asked\n", 3), done.stderr
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python hangs such a thread up in place of ending it")
 def test_without_waiting_it_aborts_so_the_workaround_is_still_needed() -> None:
     done = _end(waits=False)
     assert done.stdout == "asked\n"
