@@ -20,7 +20,7 @@ from verl_ext import cuda_compat
 from verl_ext.cluster import compare, launch, start
 from verl_ext.cluster.compare import Examined
 from verl_ext.cluster.facts import Facts, code_hash, more_problems
-from verl_ext.cluster.shape import Cluster, Node, gpus_per_node
+from verl_ext.cluster.shape import Cluster, Node, gpus_per_node, too_few_cpus
 from verl_ext.errors import ClusterSilentError, ConfigurationError
 from verl_ext.interrupts import Interrupted
 from verl_ext.settings import Settings
@@ -106,6 +106,22 @@ def test_every_node_has_a_row(capsys):
         "no answer",
     ):
         assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("cpus", "head_cpus", "said"),
+    [
+        (64, 0, ""),
+        (8, 2, ""),
+        (4, 64, "(10.0.0.1 (host-a): 4 for 8 GPU(s)), and verl takes one with each"),
+        (8, 1, "Ray counts 9 CPU(s) in this cluster"),
+    ],
+)
+def test_cpus_that_ray_does_not_count_are_said_before_a_run_waits_for_them(cpus: int, head_cpus: int, said: str):
+    nodes = [dataclasses.replace(A, cpus=cpus), dataclasses.replace(HEAD, cpus=head_cpus)]
+    assert said in too_few_cpus(nodes)
+    assert bool(said) is bool(too_few_cpus(nodes))
+    assert not said or "`invoke cluster-head --cpus N`" in too_few_cpus(nodes)
 
 
 def test_the_runs_size_is_the_clusters():
@@ -466,7 +482,7 @@ def test_who_is_missing_is_said():
     assert missing_of("host-a, host-x", [A, B], []).startswith("missing host-x (10.0.0.1 (host-a), 10.0.0.2")
     assert missing_of("", [HEAD], []) == (
         "1 of 1 nodes with GPUs missing (no node is there with GPUs; without GPUs: 10.0.0.3 (host-c); "
-        "to train in small without any, start Ray there with --gpus 1 --cpus 8)"
+        "to train in small without any, start Ray there with --gpus 1 --cpus 3)"
     )
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from verl_ext.cluster import compare
 from verl_ext.cluster.compare import Examined
 from verl_ext.cluster.facts import ROOT, Facts
-from verl_ext.cluster.shape import Node, gpus_per_node
+from verl_ext.cluster.shape import Node, gpus_per_node, too_few_cpus
 from verl_ext.errors import ConfigurationError
 from verl_ext.settings import foreign
 
@@ -154,6 +154,8 @@ def main(arguments: Sequence[str]) -> int:
         if wrong := compare.problems(examined):
             raise ConfigurationError.listing(f"{len(wrong)} problem(s) on {len(examined)} node(s)", wrong)
         each = gpus_per_node([one.node for one in examined])
+        if short := too_few_cpus([one.node for one in examined]):
+            raise ConfigurationError(short)
     except ConfigurationError as error:
         sys.stdout.write(f"{error}\n")
         return 2

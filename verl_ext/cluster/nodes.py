@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_ext.cluster import on_node
-from verl_ext.cluster.shape import Cluster, Node, gpus_per_node, listed
+from verl_ext.cluster.shape import CPUS_BESIDE, Cluster, Node, gpus_per_node, listed, too_few_cpus
 from verl_ext.errors import ConfigurationError
 from verl_ext.interrupts import check, deferred, rearm
 
@@ -105,8 +105,8 @@ def missing_of(wanted: str, nodes: Sequence[Node], lost: Sequence[Node]) -> str:
     without = [node for node in nodes if not node.gpus]
     notes = f"; without GPUs: {listed(without)}" if without else ""
     if without and not training:
-        # One is lent to each rank of hardware `cpu`; CPUs are counted by Ray as cpu.yaml has them.
-        notes += "; to train in small without any, start Ray there with --gpus 1 --cpus 8"
+        # One is lent to each rank of hardware `cpu`.
+        notes += f"; to train in small without any, start Ray there with --gpus 1 --cpus {1 + CPUS_BESIDE}"
     notes += f"; gone: {listed(lost)}" if lost else ""
     if wanted and not wanted.isdecimal():
         names = [name.strip() for name in wanted.split(",") if name.strip()]
@@ -122,13 +122,16 @@ def cluster_of(address: str, wanted: str, timeout_s: float, say: Callable[[str],
     """What a run on this cluster has, once it is all there.
 
     Raises:
-        ConfigurationError: it cannot be joined, nodes do not come, or their GPUs differ in number.
+        ConfigurationError: it cannot be joined, nodes do not come, their GPUs differ in number, or Ray counts too few
+            CPUs.
     """
     with attached(address):
         nodes = wait_for(wanted, timeout_s, say)
         here = ray.util.get_node_ip_address()
         store = ray.get_runtime_context().gcs_address
     each = gpus_per_node(nodes)
+    if short := too_few_cpus(nodes):
+        raise ConfigurationError(short)
     training = [node for node in nodes if node.gpus]
     say(f"Ray cluster {store}: {len(training)} node(s) with {each} GPU(s) each ({listed(training)})")
     return Cluster(address=store, driver=here, nodes=len(training), gpus_per_node=each)

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from verl_ext.errors import ConfigurationError
 
+# CPUs that a run holds beside one for each GPU, as Ray counts them: its first process (verl 0.6.1 trainer/main_ppo.py,
+# num_cpus=1), and one that must be free when the workers find each other (single_controller/ray/base.py makes an actor
+# for it, and Ray wants a CPU to place any).
+CPUS_BESIDE = 2
+
 
 @dataclass(frozen=True)
 class Node:
@@ -74,6 +79,28 @@ def gpus_per_node(nodes: Sequence[Node]) -> int:
             "start them all with the same `ray start --num-gpus`"
         )
     return training[0].gpus
+
+
+def too_few_cpus(nodes: Sequence[Node]) -> str:
+    """What Ray would wait for without a word: CPUs that it does not count; "" if there are enough.
+
+    verl reserves one for each GPU on the same node (single_controller/ray/base.py@v0.6.1, get_placement_groups).
+    """
+    cure = (
+        "start Ray with more (`invoke cluster-head --cpus N`, `ray start --num-cpus`; in Kubernetes raise the "
+        "container's CPUs): it counts, and reserves no core"
+    )
+    short = [node for node in nodes if node.gpus > node.cpus]
+    if short:
+        counted = ", ".join(f"{node}: {node.cpus} for {node.gpus} GPU(s)" for node in short)
+        return f"Ray counts fewer CPUs than GPUs ({counted}), and verl takes one with each: {cure}"
+    cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+    if cpus < gpus + CPUS_BESIDE:
+        return (
+            f"Ray counts {cpus} CPU(s) in this cluster ({listed(nodes)}), and a run on {gpus} GPU(s) needs "
+            f"{gpus + CPUS_BESIDE}, or it waits for ever: {cure}"
+        )
+    return ""
 
 
 def listed(nodes: Sequence[Node]) -> str:

@@ -16,8 +16,9 @@ import wrapt
 TOKENS = int(os.environ["BENCH_RESPONSE_TOKENS"])
 TOOL_CALLS = int(os.environ.get("BENCH_TOOL_CALLS", "0"))
 TOOL_CODE = "import time; time.sleep(0.2); print(6 * 7)"
-# As verl's own loops ask: text, and an output for every token (see verl_ext.agent_loop.loop.final_ids_only).
-HAS_STOCK_OUTPUT = os.environ.get("BENCH_STOCK_OUTPUT") == "1"
+# As verl does it: text, and an output for every token (see verl_ext.agent_loop.loop.final_ids_only), and a garbage
+# collector that walks over everything at each switch (see verl_ext.engine.replica.spare_the_collector).
+IS_STOCK = os.environ.get("BENCH_STOCK") == "1"
 
 
 def force(module: Any) -> None:
@@ -25,7 +26,7 @@ def force(module: Any) -> None:
     original = module.SamplingParams
 
     def sampling_params(**values: Any) -> Any:
-        if HAS_STOCK_OUTPUT:
+        if IS_STOCK:
             values = {name: value for name, value in values.items() if name not in ("detokenize", "output_kind")}
         return original(**(values | {"max_tokens": TOKENS // (1 + TOOL_CALLS), "ignore_eos": True}))
 
@@ -43,6 +44,17 @@ def force_calls(module: Any) -> None:
     module.CodeInterpreterLoop._calls = calls
 
 
+def leave_the_collector(_: Any) -> None:
+    """In the place of spare_the_collector: nothing, as in verl."""
+
+
+def keep_the_collector(module: Any) -> None:
+    """Let the trainer ask its workers for nothing."""
+    module.spare_the_collector = leave_the_collector
+
+
 wrapt.register_post_import_hook(force, "verl.workers.rollout.vllm_rollout.vllm_async_server")
 if TOOL_CALLS:
     wrapt.register_post_import_hook(force_calls, "verl_ext.agent_loop.loop")
+if IS_STOCK:
+    wrapt.register_post_import_hook(keep_the_collector, "verl_ext.engine.replica")

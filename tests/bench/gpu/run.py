@@ -43,6 +43,7 @@ SHAPE = {
 # What an arm changes in hardware h200x1 and the recipe; `tutorial` is what h20x4 says, as far as it starts on one GPU.
 ARMS: dict[str, list[str]] = {
     "tutorial": [
+        "actor_rollout_ref.model.use_liger=false",
         "actor_rollout_ref.actor.strategy=fsdp",
         "actor_rollout_ref.actor.fsdp_config.param_offload=true",
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true",
@@ -119,7 +120,7 @@ def arm(arguments: argparse.Namespace) -> int:
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]),
         "VERL_USE_EXTERNAL_MODULES": "forced_length",
         "BENCH_RESPONSE_TOKENS": str(tokens),
-        "BENCH_STOCK_OUTPUT": "1" if arguments.name == "tutorial" else "0",
+        "BENCH_STOCK": "1" if arguments.name == "tutorial" else "0",
         "BENCH_TOOL_CALLS": str(arguments.tool_calls),
     }
     if arguments.tool_calls:

@@ -25,19 +25,27 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(ROOT))
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+STOCK = [f"{MODEL}.use_liger=false"]
 NO_OFFLOAD = [f"{ACTOR}.fsdp_config.param_offload=false", f"{ACTOR}.fsdp_config.optimizer_offload=false"]
-FUSED = [f"{MODEL}.use_fused_kernels=true"]
+FUSED = [*STOCK, f"{MODEL}.use_fused_kernels=true"]
 NO_CHECKPOINTING = [f"{MODEL}.enable_gradient_checkpointing=false", f"{ACTOR}.ppo_max_token_len_per_gpu=6144"]
+LIGER = [*NO_OFFLOAD, f"{MODEL}.use_liger=true"]
 VARIANTS: dict[str, list[str]] = {
-    "tutorial": [f"{ACTOR}.strategy=fsdp"],
-    "no offload": NO_OFFLOAD,
+    "tutorial": [f"{ACTOR}.strategy=fsdp", *STOCK],
+    "no offload": [*NO_OFFLOAD, *STOCK],
+    "liger": LIGER,
+    "liger, 36,864 tokens": [*LIGER, f"{ACTOR}.ppo_max_token_len_per_gpu=36864"],
+    "liger, no reshard": [*LIGER, f"{ACTOR}.fsdp_config.reshard_after_forward=false"],
+    "liger, no checkpointing": [
+        *LIGER, f"{MODEL}.enable_gradient_checkpointing=false", f"{ACTOR}.ppo_max_token_len_per_gpu=9216",
+    ],
     "fused, triton": [*NO_OFFLOAD, *FUSED, f"{MODEL}.fused_kernel_options.impl_backend=triton"],
     "fused, torch": [*NO_OFFLOAD, *FUSED, f"{MODEL}.fused_kernel_options.impl_backend=torch"],
-    "no checkpointing": [*NO_OFFLOAD, *NO_CHECKPOINTING],
+    "no checkpointing": [*NO_OFFLOAD, *NO_CHECKPOINTING, *STOCK],
     "no checkpointing, fused": [
         *NO_OFFLOAD, *NO_CHECKPOINTING, *FUSED, f"{MODEL}.fused_kernel_options.impl_backend=triton",
     ],
-    "no reshard": [*NO_OFFLOAD, f"{ACTOR}.fsdp_config.reshard_after_forward=false"],
+    "no reshard": [*NO_OFFLOAD, *STOCK, f"{ACTOR}.fsdp_config.reshard_after_forward=false"],
 }  # fmt: skip
 
 
