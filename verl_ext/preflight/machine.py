@@ -14,6 +14,7 @@ import psutil
 
 from verl_ext import cuda_compat
 from verl_ext.gpu_memory import host_loading_gib
+from verl_ext.installed import installed
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import foreign
 
@@ -29,6 +30,7 @@ BUSY_GIB = 1.0
 _ENGINE = "actor_rollout_ref.rollout.engine_kwargs.vllm"
 # Source: verl v0.6.1 docs/faq/faq.rst, which names these cards.
 _WRONG_IN_CASCADE = re.compile(r"\b(A100|L20|B200)\b")
+_KERNELS = {"use_remove_padding": "flash-attn", "use_liger": "liger-kernel"}
 _GIB = 2**30
 CGROUP = Path("/sys/fs/cgroup")
 # Version 2, and version 1.
@@ -82,6 +84,20 @@ def cascade_attention(subject: Subject) -> Iterator[str]:
             f"on {', '.join(sorted(names))} vLLM's cascade attention gives probabilities that the trainer does not "
             f"share: --set {_ENGINE}.disable_cascade_attn=true"
         )
+
+
+def kernels(subject: Subject) -> Iterator[str]:
+    """verl imports them when its worker builds the model, a minute after the start."""
+    if not subject.on_gpu:
+        return
+    here = installed()
+    for option, package in _KERNELS.items():
+        if subject.get(f"actor_rollout_ref.model.{option}") and package not in here:
+            how = "docker/locks/flash-attn.txt" if package == "flash-attn" else "`invoke setup --stack gpu`"
+            yield (
+                f"actor_rollout_ref.model.{option} needs {package}, which is not installed: install it ({how}), or set "
+                "the option to false"
+            )
 
 
 def ray_address(subject: Subject) -> Iterator[str]:
