@@ -17,6 +17,7 @@ import pytest
 from run_folders import step_metrics, trajectory, write_run
 
 from verl_ext import runs
+from verl_ext.alarms.rules import RULES
 from verl_ext.report.__main__ import main
 from verl_ext.report.accuracy import clustered_mean, read_accuracies
 from verl_ext.report.curves import PANELS, draw
@@ -172,6 +173,28 @@ def test_each_panel_is_drawn_from_what_was_logged(tmp_path: Path):
     phases = {trace["name"]: trace["y"] for trace in panels["Time of a step"]["data"]}
     assert phases == {"rollout": [6.0] * 3, "old log-prob": [0.5] * 3, "update actor": [2.5] * 3, "other": [1.0] * 3}
     assert panels["Time of a step"]["layout"]["barmode"] == "stack"
+
+
+def test_steps_with_an_alarm_are_tinted_in_the_panel_of_its_number(tmp_path: Path):
+    folder = write_run(tmp_path / "r", steps=9)
+    events = [("entropy-collapse", 2, "started"), ("entropy-collapse", 4, "ended"), ("truncation", 7, "started"),
+              ("entropy-collapse", 8, "started"), ("grad-norm", "odd", "started")]  # fmt: skip
+    lines = [json.dumps({"alarm": alarm, "step": step, "state": state}) for alarm, step, state in events]
+    (folder / runs.ALARMS).write_text("\n".join(lines) + "\n")
+    run = read_run(folder)
+
+    def marks(*drawn) -> dict[str, list[tuple[float, float]]]:
+        panels = {
+            panel["title"]: panel["figure"]["layout"].get("shapes", []) for panel in draw(drawn, [[]] * len(drawn))
+        }
+        return {title: [(shape["x0"], shape["x1"]) for shape in shapes] for title, shapes in panels.items() if shapes}
+
+    assert marks(run) == {"Entropy": [(1.5, 4.5), (7.5, 9.5)], "Errors": [(6.5, 9.5)]}
+    assert marks(run, run) == {}
+
+
+def test_each_alarm_has_one_panel():
+    assert sorted(name for panel in PANELS for name in panel.alarms) == sorted(rule.name for rule in RULES)
 
 
 def test_several_runs_have_a_colour_each(tmp_path: Path):

@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import plotly.graph_objects as go
 
+from verl_ext.alarms import STARTED
 from verl_ext.report.accuracy import Accuracy
 from verl_ext.report.run_folder import Run
 
 # Read on white and on black; the first is the training's own, the second the validation's.
 COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a78bfa", "#06b6d4", "#ec4899", "#84cc16", "#94a3b8")
 HEIGHT_PX = 270
+_ALARM = "#ef4444"
 _DASHES = ("solid", "dot", "dash", "dashdot", "longdash", "longdashdot")
 _VALIDATION = re.compile(r"val-core/(?P<source>.+)/acc/(?P<score>mean@\d+)")
 # What a training step is made of, in its order; whatever else it took is "other".
@@ -47,6 +49,7 @@ class Panel:
         series: numbers of metrics.jsonl; those that were not logged are left out.
         unit: of the y axis.
         kind: lines, the accuracies with their intervals, or the stacked phases of a step.
+        alarms: whose steps are marked in it, of one run alone.
     """
 
     title: str
@@ -54,12 +57,14 @@ class Panel:
     series: tuple[Series, ...] = ()
     unit: str = ""
     kind: Literal["lines", "accuracy", "phases"] = "lines"
+    alarms: tuple[str, ...] = ()
 
 
 PANELS = (
     Panel(
         "Reward", "Mean over a step's trajectories, lost ones left out.",
         (Series("agent/reward_mean", "training"), Series("val-agent/reward_mean", "validation", validation=True)),
+        alarms=("no-signal", "reward-flat", "reward-collapsed"),
     ),
     Panel(
         "Accuracy", "With the 95 % interval; prompts are what varies, not the samples of one prompt.", kind="accuracy",
@@ -69,6 +74,7 @@ PANELS = (
         (Series("agent/response_tokens", "mean"), Series("response_length/max", "longest"),
          Series("agent/trained_tokens", "mean trained on"),
          Series("val-agent/response_tokens", "validation mean", validation=True)), "tokens",
+        alarms=("length-explosion",),
     ),
     Panel(
         "Turns", "The assistant's turns of a trajectory.",
@@ -79,26 +85,29 @@ PANELS = (
         "Tool calls", "Of a trajectory; and the share of trajectories with at least one.",
         (Series("agent/tool_calls_per_trajectory", "calls"), Series("agent/tool_use_ratio", "share with a call"),
          Series("val-agent/tool_calls_per_trajectory", "validation calls", validation=True)), "calls",
+        alarms=("tools-never-called",),
     ),
     Panel(
         "Errors", "Shares: of the calls that ran, of all calls, of all trajectories.",
         (Series("agent/tool_error_ratio", "tool errors"), Series("agent/tool_timeout_ratio", "tool timeouts"),
          Series("agent/parse_failure_ratio", "calls not readable"), Series("agent/truncated_ratio", "cut by length"),
          Series("agent/out_of_turns_ratio", "out of turns")), "share",
+        alarms=("parse-failures", "tool-errors", "truncation"),
     ),
     Panel(
         "Lost trajectories", "Our infrastructure failed: masked, left out of their group, never a wrong answer.",
         (Series("agent/infra_failed", "training"), Series("val-agent/infra_failed", "validation", validation=True),
-         Series("agent/retried", "rolled out again")), "trajectories",
+         Series("agent/retried", "rolled out again")), "trajectories", alarms=("infra-failures",),
     ),
     Panel("Entropy", "Of the policy, a token. Near 0 nothing is explored any more.",
-          (Series("actor/entropy", "entropy"),), "nats"),
+          (Series("actor/entropy", "entropy"),), "nats", alarms=("entropy-collapse",)),
     Panel(
         "KL divergence", "Of one update (old to new policy), to the reference, and from engine to trainer.",
         (Series("actor/ppo_kl", "update"), Series("actor/kl_loss", "to the reference"),
          Series("actor/reward_kl_penalty", "in the reward"), Series("rollout_corr/kl", "engine to trainer")), "nats",
     ),
-    Panel("Gradient norm", "Before clipping.", (Series("actor/grad_norm", "norm"),)),
+    Panel("Gradient norm", "Before clipping.", (Series("actor/grad_norm", "norm"),),
+          alarms=("grad-norm", "not-finite")),
     Panel(
         "Clipped", "Share of tokens whose ratio met the clip range.",
         (Series("actor/pg_clipfrac", "clipped"), Series("actor/pg_clipfrac_lower", "clipped below")), "share",
@@ -108,10 +117,10 @@ PANELS = (
         "Difference of the sampled tokens' probabilities, engine against trainer: the policy that generates must be "
         "the one that is trained.",
         (Series("training/rollout_probs_diff_mean", "mean"), Series("training/rollout_probs_diff_max", "largest")),
-        "probability",
+        "probability", alarms=("probability-difference",),
     ),
     Panel("Throughput", "Tokens of prompts and responses over a step's time, a GPU (verl's count).",
-          (Series("perf/throughput", "tokens/s"),), "tokens/s"),
+          (Series("perf/throughput", "tokens/s"),), "tokens/s", alarms=("throughput-drop",)),
     Panel("Time of a step", "Where it goes; validation and checkpoints stand on top of it.", (), "s", kind="phases"),
     Panel(
         "Sandboxes", "Seconds that a trajectory waits: for a free place, and until a sandbox is there.",
@@ -120,7 +129,7 @@ PANELS = (
          Series("sandbox/execute_s/p95", "one call, p95")), "s",
     ),
     Panel("Waiting share", "Share of the trajectories' time that was waiting for a sandbox.",
-          (Series("sandbox/waiting_share", "waiting"),), "share"),
+          (Series("sandbox/waiting_share", "waiting"),), "share", alarms=("sandbox-waiting",)),
 )  # fmt: skip
 
 
@@ -139,6 +148,8 @@ def draw(runs: Sequence[Run], accuracies: Sequence[Sequence[Accuracy]]) -> list[
         layout = _layout(panel, stacked=panel.kind == "phases" and len(runs) == 1)
         layout.height = HEIGHT_PX if len(runs) == 1 else HEIGHT_PX + 22 * (1 + len(traces) // len(runs))  # the legend
         figure = go.Figure(traces, layout)
+        if len(runs) == 1:  # several runs' marks over each other could not be told apart
+            _mark(figure, panel.alarms, runs[0])
         drawn.append({"title": panel.title, "about": panel.about, "figure": json.loads(figure.to_json() or "")})
     return drawn
 
@@ -159,6 +170,30 @@ def _traces(
                     yield look.line(steps, seconds, "step", 0)
             case _:
                 yield from _lines(panel, run, look)
+
+
+def _mark(figure: go.Figure, alarms: Sequence[str], run: Run) -> None:
+    """Tint the steps at which an alarm was on, with its name."""
+    last = max(run.metrics, default=0)
+    for number, name in enumerate(alarms):
+        began: int | None = None
+        spans = []
+        for event in run.alarms:
+            if event.get("alarm") != name or not isinstance(event.get("step"), int):
+                continue
+            if event.get("state") == STARTED:
+                began = event["step"]
+            elif began is not None:
+                spans.append((began, event["step"]))
+                began = None
+        if began is not None:
+            spans.append((began, max(began, last)))
+        for first, end in spans:
+            figure.add_vrect(
+                x0=first - 0.5, x1=end + 0.5, fillcolor=_ALARM, opacity=0.12, line_width=0, layer="below",
+                annotation={"text": name, "font": {"size": 10, "color": _ALARM}, "yshift": -12 * number},
+                annotation_position="top left",
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
