@@ -17,6 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import on_path  # noqa: F401
 import torch
 
 from verl_ext.checkpoint.folder import CheckpointFolder, name_of

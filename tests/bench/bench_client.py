@@ -5,8 +5,6 @@ nothing, so that the client is what is measured. Raw: `AsyncSandbox.run_code`. O
 deadline and capped output. The two take turns within one run, block by block, so that other load hits both alike.
 """
 
-# ruff: noqa: E402 - the raw SDK is the other contender; the folder above is added first
-
 from __future__ import annotations
 
 import argparse
@@ -18,11 +16,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
+import on_path  # noqa: F401
 import psutil
 from e2b_code_interpreter import AsyncSandbox
 

@@ -18,6 +18,7 @@ import time
 import uuid
 from pathlib import Path
 
+import on_path  # noqa: F401
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 

@@ -8,9 +8,11 @@ attempt's start to its first new step, of which `start` went by before the check
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
+
+import on_path  # noqa: F401
 
 from verl_ext.resumption import LOST
 from verl_ext.runs import ATTEMPTS, METRICS, PHASES, read_jsonl
@@ -33,7 +35,9 @@ def row(run_dir: Path, number: int) -> str:
 
 def main() -> None:
     """Print one line a crash."""
-    run_dir = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path, help="the run's folder")
+    run_dir = parser.parse_args().run
     print("| crash | goes on from step | steps | trajectories | work s | start s | back s | lost s |")
     print("|---|---|---|---|---|---|---|---|")
     for number in sorted(int(path.name) for path in (run_dir / ATTEMPTS).iterdir()):

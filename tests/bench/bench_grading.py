@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import on_path  # noqa: F401
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table

@@ -7,6 +7,7 @@ are those that a step logs as agent/record_s: reading verl's batch, writing the 
 
 from __future__ import annotations
 
+import argparse
 import random
 import tempfile
 import time
@@ -14,6 +15,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import on_path  # noqa: F401
 import pyarrow.parquet as pq
 import torch
 
@@ -67,6 +69,7 @@ def _proto(tensors: dict, columns: dict) -> DataProto:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     random.seed(1)
     prompts = pq.read_table(SAMPLE).column("prompt").to_pylist()
     words = [word for prompt in prompts for word in prompt[0]["content"].split()]

@@ -16,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import on_path  # noqa: F401
 import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table

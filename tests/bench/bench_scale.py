@@ -14,6 +14,7 @@ import pickle
 import time
 from collections.abc import Sequence
 
+import on_path  # noqa: F401
 import ray
 import torch
 from tensordict import TensorDict

@@ -13,6 +13,7 @@ import statistics
 import time
 from pathlib import Path
 
+import on_path  # noqa: F401
 from e2b_code_interpreter import AsyncSandbox
 
 from verl_ext.sandbox.server.launch import RunningServer, start_server

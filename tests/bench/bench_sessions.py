@@ -13,8 +13,6 @@ are refused with them, and it makes nothing at all. Each contender runs
 alone, for `--seconds`, after a start of `--warm-up-s`.
 """
 
-# ruff: noqa: E402 - the plain tool is what a user of the SDK writes; the folders above are added first
-
 from __future__ import annotations
 
 import argparse
@@ -26,10 +24,9 @@ import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[1] / "support")]
+import on_path  # noqa: F401
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

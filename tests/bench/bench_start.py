@@ -5,6 +5,7 @@ The entrypoint is compared with the bare command, turn by turn, so that a busy m
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def once(command: list[str]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     times: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for turn in range(max(count for _, count in COMMANDS.values())):
         for name, (command, count) in COMMANDS.items():

@@ -5,8 +5,6 @@ accounted for (right, or its trajectory masked), none may show the model a fault
 nothing may be alive at the end. Exit status 1 if one of these does not hold. Outside CI: it takes minutes.
 """
 
-# ruff: noqa: E402 - the folder above is added first
-
 from __future__ import annotations
 
 import argparse
@@ -14,11 +12,8 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
-
+import on_path  # noqa: F401
 import psutil
 
 from verl_ext.errors import SandboxError

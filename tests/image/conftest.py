@@ -7,6 +7,7 @@ true base, the cpu and gpu targets (8 GB each), and anything that needs a GPU.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
@@ -63,7 +64,7 @@ class Engine:
         return done
 
     def name(self, image: str = "ci") -> str:
-        """Full name of `ci`, or of `child`, which is made from it."""
+        """Full name of a target, or of `child`, which is made from `ci`."""
         return f"localhost/verl-ags:{image}"
 
     def run(self, *command: str, flags: tuple[str, ...] = (), image: str = "ci", status: int | None = 0):
@@ -71,13 +72,13 @@ class Engine:
         cautious = ("--network=none", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges")
         return self.call("podman", "run", "--rm", *cautious, *flags, self.name(image), *command, status=status)
 
-    def build(self, context: Path) -> str:
-        """Build the ci target; what was said."""
+    def build(self, context: Path, target: str = "ci") -> str:
+        """Build a target; what was said."""
         arguments = {"BASE_IMAGE": BASE, "DEVEL_IMAGE": BASE, "PYTHON_PACKAGES": "", "REVISION": "r-test"}
         flags = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
         done = self.call(
             *["buildah", "bud", "--isolation", "chroot", "--format", "docker", "--pull-never", "--layers"],
-            *["--target", "ci", *flags, "-f", context / "docker" / "Dockerfile", "-t", self.name(), context],
+            *["--target", target, *flags, "-f", context / "docker" / "Dockerfile", "-t", self.name(target), context],
         )
         return done.stdout + done.stderr
 
@@ -90,11 +91,8 @@ def engine() -> Iterator[Engine]:
         pytest.skip(f"no image is built here: it takes root and {', '.join(PROGRAMS)}; missing: {missing or 'root'}")
     if Path(sys.base_prefix) == Path("/usr"):
         pytest.skip("this machine's Python is the system's own and cannot be copied into a base")
-    folder = Path(tempfile.mkdtemp(prefix="verl-ags-image-", dir=PLACE))
-    (folder / "storage.conf").write_text(STORAGE.format(folder))
-    (folder / "containers.conf").write_text(CONTAINERS)
-    bare = Engine(folder)
-    try:
+    with own_storage() as bare:
+        folder = bare.folder
         import_base(bare)
         context = copy_with_secrets(folder / "context")
         log = bare.build(context)
@@ -102,6 +100,17 @@ def engine() -> Iterator[Engine]:
         bare.call("buildah", "bud", "--isolation", "chroot", "--format", "docker", "--pull-never",
                   "-f", folder / "child", "-t", bare.name("child"), context)  # fmt: skip
         yield Engine(folder, log)
+
+
+@contextlib.contextmanager
+def own_storage() -> Iterator[Engine]:
+    """An engine without images, and nothing left of it at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="verl-ags-image-", dir=PLACE))
+    (folder / "storage.conf").write_text(STORAGE.format(folder))
+    (folder / "containers.conf").write_text(CONTAINERS)
+    bare = Engine(folder)
+    try:
+        yield bare
     finally:
         bare.call("podman", "rm", "--all", "--force", "--time", "0", status=None)
         bare.call("podman", "rmi", "--all", "--force", status=None)
