@@ -29,6 +29,8 @@ def start_on_nodes(process: type, node_ids: Sequence[str], name: str, *, soft: b
     return [
         remote_class.options(
             name=f"{name}_{index}",
+            # With num_gpus named and num_cpus not, Ray would count one for each as long as it lives.
+            num_cpus=0,
             num_gpus=num_gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=soft),
         ).remote()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from live_run import Live
-from net_nodes import NodeNetwork, node_network, start_ray
+from net_nodes import RAY_PORT, NodeNetwork, node_network, start_ray
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,6 +65,19 @@ class TwoNodes:
         words = [f"--address={self.address}", f"--node-ip-address={node.address}", "--num-cpus=8", "--num-gpus=1"]
         self.network.run(node, ["ray", "start", *words, f"--object-store-memory={256 * 2**20}"])
 
+    def restart(self) -> None:
+        """End Ray on all nodes, the head's too, and start it anew at the same address."""
+        for node in self.network.nodes:
+            self.network.kill(node)
+        start_ray(self.network, self.environments)
+
+    @property
+    def environments(self) -> dict[int, dict[str, str]]:
+        """Of everything that Ray starts on each node."""
+        # Ray gives its workers a niceness of 15, with which they would starve beside anything else on these cores.
+        own = {"PYTHONPATH": str(ROOT), "VERL_EXT_DATA_ROOT": str(self.data_root), "RAY_worker_niceness": "0"}
+        return dict.fromkeys(range(len(self.network.nodes)), own)
+
 
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -86,7 +99,6 @@ def two_nodes(data_root: Path) -> Iterator[TwoNodes]:
     files = (f"--train={data / 'train.parquet'}", f"--val={data / 'val.parquet'}")
     with contextlib.ExitStack() as stack:
         network = stack.enter_context(node_network(2))
-        # Ray gives its workers a niceness of 15, with which they would starve beside anything else on these cores.
-        environment = {"PYTHONPATH": str(ROOT), "VERL_EXT_DATA_ROOT": str(data_root), "RAY_worker_niceness": "0"}
-        address = start_ray(network, {0: environment, 1: environment})
-        yield TwoNodes(network, address, data_root, (*flags, *files))
+        nodes = TwoNodes(network, f"{network.nodes[0].address}:{RAY_PORT}", data_root, (*flags, *files))
+        start_ray(network, nodes.environments)
+        yield nodes

@@ -1,4 +1,4 @@
-"""One run over two nodes: it trains, bears a slow cable, loses a node, goes on, and is cut off."""
+"""One run over two nodes: it trains, bears a slow cable, loses a node, goes on, is cut off, and loses its head."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from live_run import Live
@@ -87,6 +88,26 @@ def test_it_goes_on_on_two_nodes_and_ends_when_a_cable_is_cut(two_nodes):
         report("a cut cable", noticed_s=died(run, time.monotonic()))
     assert "leaked 0" in run.said()
     two_nodes.join_again(1)
+
+
+def test_a_run_ends_with_the_head_and_goes_on_when_it_is_back(two_nodes):
+    if not (two_nodes.data_root / "runs" / "two" / "attempts" / "1").is_dir():
+        pytest.skip("the run that goes on was not begun")
+    head = two_nodes.network.nodes[0]
+    with two_nodes.start("two", again=True) as run:
+        run.wait_for("agent loop workers are ready", 900)
+        store = next(pid for pid in two_nodes.network.pids(head) if psutil.Process(pid).name() == "gcs_server")
+        psutil.Process(store).kill()
+        report("the head's control store killed", noticed_s=died(run, time.monotonic()))
+    assert "leaked 0" in run.said()
+
+    two_nodes.restart()
+    with two_nodes.start("two", again=True) as run:
+        run.wait_for("two goes on from step ", 120)
+        found = CheckpointFolder(run.run_dir / "checkpoints").find().marker
+        assert found is not None
+        run.wait_for(f"step {found.step + 1}/", 900)
+        report("after it", back_at_a_new_step_s=time.monotonic() - run.started_s)
 
 
 def test_a_folder_that_is_not_shared_is_told_before_the_first_step(two_nodes):

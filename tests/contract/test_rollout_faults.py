@@ -353,6 +353,20 @@ async def test_places_that_come_back_late_are_waited_for(mode: str, byte_tokeniz
         assert stats["refused"] < 20 * elapsed_s, (stats["refused"], elapsed_s)
 
 
+async def test_a_place_that_comes_back_a_minute_late_costs_a_minute_and_nothing_else(
+    byte_tokenizer: Any, tmp_path: Path
+):
+    with start_server(["--max-alive", "3", "--quota-release-s", "60", "--limit-as-400"]) as server:
+        rollouts = Rollouts(server, byte_tokenizer, "sandbox", tmp_path)
+        began_s = time.monotonic()
+        result = await rollouts.batch("code-interpreter-v1", count=4, timeout_s=150, acquire_timeout_s=120.0)
+        elapsed_s = time.monotonic() - began_s
+        result.check(4)
+        stats = server.stats()
+        assert (result.lost, stats["alive"], stats["created"]) == (0, 0, stats["killed"])
+        assert 60 < elapsed_s < 90
+
+
 @pytest.mark.parametrize("mode", ["sandbox", "context"])
 async def test_known_lateness_is_waited_for_without_one_refusal(mode: str, byte_tokenizer: Any, tmp_path: Path):
     late = ["--max-alive", "3", "--quota-release-s", "1.0", "--limit-as-400"]
