@@ -89,6 +89,8 @@ def main() -> None:
     print("| bytes | ranks | verl's save s | our write s | + seal s | verify s | torch.load s |")
     print("|---:|---:|---:|---:|---:|---:|---:|")
     for mib in options.mib:
+        if options.folder:
+            options.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=options.folder) as root:
             measure(Path(root), mib, options.ranks, options.rounds)
 

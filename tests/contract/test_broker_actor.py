@@ -85,3 +85,18 @@ async def test_a_broker_killed_in_the_middle_is_back_and_nothing_is_lost(
         await client.aclose()
         assert await backend.list_ids(labels=labels) == []
         await backend.aclose()
+
+
+def test_the_processes_of_a_run_count_no_cpu(ray_with_server):
+    from verl_ext.start import start_on_nodes
+
+    class Idle:  # here, so that it goes along by value: Ray's processes do not find this file
+        def ready(self) -> bool:
+            return True
+
+    # Two where Ray counts one CPU: each would hold it for as long as it lives.
+    [node] = ray.nodes()
+    begun = start_on_nodes(Idle, [node["NodeID"]] * 2, "idle", soft=False)
+    assert ray.get([process.ready.remote() for process in begun], timeout=60) == [True, True]
+    for process in begun:
+        ray.kill(process)
