@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -34,8 +35,9 @@ def layers(engine: Engine, target: str) -> list[tuple[str, float]]:
 
 
 def _short(created_by: str) -> str:
-    words = created_by.replace("/bin/bash -eo pipefail -c", "").replace("#(nop)", "").split()
-    return " ".join(words)[:90] or "the base"
+    command = re.sub(r"^(\|\d+ .*?)?/bin/(sh|bash) (-\S+ )*", "", created_by)
+    command = re.sub(r"--mount=\S+ |dir:\S+ in |file:\S+ in ", "", command)
+    return " ".join(command.split())[:90]
 
 
 def main() -> None:

@@ -121,7 +121,9 @@ def import_base(engine: Engine) -> None:
     """Make the stand-in for NVIDIA's base."""
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     system = engine.folder / "system.tar"
-    made = engine.call("mmdebstrap", "--variant=minbase", "--include=ca-certificates", codename, system, status=None)
+    # libpython3-stdlib for what it depends on: the libraries that a Python's modules are linked with, SQLite's say.
+    packages = "--include=ca-certificates,libpython3-stdlib"
+    made = engine.call("mmdebstrap", "--variant=minbase", packages, codename, system, status=None)
     if made.returncode:
         pytest.skip(f"no base can be made here: {made.stderr.strip().splitlines()[-1]}")
     root = engine.folder / "root"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import platform
 import select
@@ -17,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.sandbox.server import bubblewrap, files, folders, paths, seccomp, wire
+from verl_ext.sandbox.server import bubblewrap, files, folders, forkserver, paths, seccomp, wire
 from verl_ext.sandbox.server.faults import FAULTS, InjectedError, find_fault
 from verl_ext.sandbox.server.limits import Limits
+from verl_ext.sandbox.server.options import Options
 from verl_ext.sandbox.server.outputs import EventWriter, clean_text, result_event
 from verl_ext.sandbox.server.tiers import AUTO_ORDER, Tier
 
@@ -239,3 +241,27 @@ def test_an_environment_below_tmp_or_home_stays_visible(monkeypatch: pytest.Monk
     words = bubblewrap.arguments(Limits())
     for folder in ("/tmp", "/home/user", "/var/tmp"):
         assert words.index(folder) < words.index("/tmp/project/.venv")
+
+
+async def test_why_no_sandbox_can_be_made_any_more_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork server that cannot load what a kernel needs: a broken Python, a package that is not there."""
+    python = tmp_path / "python"
+    halt = "import sys; sys.modules['IPython'] = None"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -c "{halt}\n$3"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(forkserver.sys, "executable", str(python))
+    said: list[str | None] = []
+    server = forkserver.ForkServer(Options(isolation="none"), lambda _, reason: said.append(reason))
+    ours, theirs = wire.packet_pair()
+    try:
+        await server.start()
+        async with asyncio.timeout(30):
+            while not said:
+                await asyncio.sleep(0.02)
+        with pytest.raises(ConnectionError, match=r"^the fork server ended \(ModuleNotFoundError: .*IPython"):
+            server.spawn("i", theirs)
+    finally:
+        await server.close()
+        ours.close()
+        theirs.close()
+    assert "IPython" in str(said[0])

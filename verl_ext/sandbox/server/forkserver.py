@@ -47,6 +47,7 @@ class ForkServer:
         self.folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._on_gone = on_gone
         self._process: subprocess.Popen[bytes] | None = None
+        self._ended = "the fork server ended"
         self._control: socket.socket | None = None
         self._number = 0
 
@@ -104,7 +105,7 @@ class ForkServer:
 
     def _send(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         if self._control is None or not self.is_alive:
-            raise ConnectionError("the fork server is gone")
+            raise ConnectionError(self._ended)
         send_message(self._control, message, fds or [])
 
     def _hear(self) -> None:
@@ -116,8 +117,10 @@ class ForkServer:
         if message is None:
             self.is_alive = False
             asyncio.get_running_loop().remove_reader(self._control)
-            log.error("the fork server ended; no sandbox can be created any more: restart the server")
-            self._on_gone("*", "the fork server ended")
+            log.error("%s; no sandbox can be created any more: restart the server", self._ended)
+            self._on_gone("*", self._ended)
+        elif message["event"] == "failed":
+            self._ended = f"the fork server ended ({message['message']})"
         elif message["event"] == "loaded":
             self.loaded.set()
         elif message["event"] == "gone":

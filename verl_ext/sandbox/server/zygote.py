@@ -63,6 +63,10 @@ class Zygote:
             self._serve()
         except BrokenPipeError:
             return  # the server is gone
+        except Exception as exc:
+            with contextlib.suppress(OSError):
+                send_message(self.control, {"event": "failed", "message": f"{type(exc).__name__}: {exc}"})
+            raise
         finally:
             for guest in self.guests.values():
                 guest.kill()
