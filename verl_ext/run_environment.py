@@ -52,18 +52,24 @@ def run_environment(
         decision = cuda_compat.decide(os.environ, settings.cuda_compat)  # noqa: TID251 - handed on
         values |= {"CUDA_COMPAT": decision.mode, cuda_compat.SEARCH_PATH: decision.search_path}
     if not request.cluster:  # a folder that nodes share is no place for what several compile at once
-        values |= compile_caches(settings)
+        values |= caches(settings)
     return {**values, **request.environment}
 
 
-def compile_caches(settings: Settings) -> dict[str, str]:
-    """Where vLLM, torch.compile and Triton keep what they compile: below the data root, which outlives a container.
+def caches(settings: Settings) -> dict[str, str]:
+    """Where libraries keep what they make: below the data root, which outlives a container, and not in the home folder.
 
-    Their own places are in the home folder and in /tmp. On one H200 the engine of a 0.6 M model starts in 51 s without
-    them and in 25 s with them (recipe/retool/LOG.md). A variable that the user has set stays.
+    That of vLLM, torch.compile and Triton is what they compile: on one H200 the engine of a 0.6 M model starts in 51 s
+    without it and in 25 s with it (recipe/retool/LOG.md). That of datasets, by which verl reads its rows, are copies of
+    them; a home folder that cannot be written to would end the run. A variable that the user has set stays.
     """
-    folder = settings.folder("cache").absolute() / "compiled"
-    places = {"VLLM_CACHE_ROOT": "vllm", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    folder = settings.folder("cache").absolute()
+    places = {
+        "VLLM_CACHE_ROOT": "compiled/vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "compiled/inductor",
+        "TRITON_CACHE_DIR": "compiled/triton",
+        "HF_DATASETS_CACHE": "datasets",
+    }
     return {name: str(folder / place) for name, place in places.items() if name not in os.environ}  # noqa: TID251
 
 

@@ -307,6 +307,7 @@ def test_what_is_compiled_outlives_a_container_unless_the_user_has_a_place_for_i
     monkeypatch.setenv("TRITON_CACHE_DIR", "/mine")
     environment = run_environment(request, settings, tmp_path, None, cpu=False)
     assert environment["VLLM_CACHE_ROOT"] == str(tmp_path / "cache" / "compiled" / "vllm")
+    assert environment["HF_DATASETS_CACHE"] == str(tmp_path / "cache" / "datasets")
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled" / "inductor")
     assert "TRITON_CACHE_DIR" not in environment  # Ray's workers inherit it
 
