@@ -99,8 +99,8 @@ def test_a_run_ends_with_the_head_and_goes_on_when_it_is_back(two_nodes):
         store = next(pid for pid in two_nodes.network.pids(head) if psutil.Process(pid).name() == "gcs_server")
         psutil.Process(store).kill()
         since_s = time.monotonic()
-        # Ray itself ends every process that has asked it in vain for 60 s (gcs_rpc_server_reconnect_timeout_s), the run's
-        # too: nothing of ours is said any more, and what is left is ended by the next attempt.
+        # Ray itself ends every process that has asked it in vain for 60 s (gcs_rpc_server_reconnect_timeout_s), the
+        # run's too: nothing of ours is said any more, and what is left is ended by the next attempt.
         assert run.end(NOTICED_S) not in (0, 70), run.said()
         assert "Failed to connect to GCS" in run.said()
         report("the head's control store killed", noticed_s=time.monotonic() - since_s)
