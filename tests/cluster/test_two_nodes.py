@@ -35,6 +35,16 @@ def problems(folder: Path, step: int) -> list[str]:
     return table.column("problem_id").to_pylist()
 
 
+def back_at_a_new_step(run: Live) -> int:
+    """Wait for the first step after the checkpoint that the run goes on from; which one it is."""
+    run.wait_for("two goes on from step ", 120)
+    found = CheckpointFolder(run.run_dir / "checkpoints").find().marker
+    assert found is not None
+    run.wait_for(f"step {found.step + 1}/", 900)
+    report("after it", back_at_a_new_step_s=time.monotonic() - run.started_s)
+    return found.step + 1
+
+
 # What the smoke recipe's sizes for one rank come to for two, and time for a start on shared cores.
 SIZES = (
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32",
@@ -74,13 +84,9 @@ def test_it_goes_on_on_two_nodes_and_ends_when_a_cable_is_cut(two_nodes):
         pytest.skip("the run that goes on was not begun")
     two_nodes.join_again(1)
     with two_nodes.start("two", again=True) as run:
-        run.wait_for("two goes on from step ", 120)
-        found = CheckpointFolder(run.run_dir / "checkpoints").find().marker
-        assert found is not None
-        run.wait_for(f"step {found.step + 1}/", 900)
-        report("after it", back_at_a_new_step_s=time.monotonic() - run.started_s)
+        new = back_at_a_new_step(run)
         aside = run.run_dir / "attempts" / "1"
-        assert problems(run.run_dir, found.step + 1) == problems(aside, found.step + 1)
+        assert problems(run.run_dir, new) == problems(aside, new)
         lost = json.loads((aside / "lost.json").read_text())
         report("lost with it", work_s=lost["work_s"], steps=lost["last_step"] - lost["first_step"] + 1)
 
@@ -107,11 +113,7 @@ def test_a_run_ends_with_the_head_and_goes_on_when_it_is_back(two_nodes):
 
     two_nodes.restart()
     with two_nodes.start("two", again=True) as run:
-        run.wait_for("two goes on from step ", 120)
-        found = CheckpointFolder(run.run_dir / "checkpoints").find().marker
-        assert found is not None
-        run.wait_for(f"step {found.step + 1}/", 900)
-        report("after it", back_at_a_new_step_s=time.monotonic() - run.started_s)
+        back_at_a_new_step(run)
 
 
 def test_a_folder_that_is_not_shared_is_told_before_the_first_step(two_nodes):
