@@ -16,6 +16,7 @@ Everything else of verl is untouched.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from pathlib import Path
@@ -66,7 +67,9 @@ class AgsAgentLoopManager(AgentLoopManager):
     def __init__(self, config: Any, worker_group: Any = None, rm_wg: Any = None) -> None:
         rollout = config.actor_rollout_ref.rollout
         if rollout.name == "vllm" and rollout.data_parallel_size == 1:
-            self.rollout_replica_class = EarlyReplica  # verl takes its own where there is none
+            ahead = bool(config.verl_ext.get("async_scheduling", False))
+            # verl takes its own where there is none
+            self.rollout_replica_class = functools.partial(EarlyReplica, async_scheduling=ahead)
         self._switch_s: dict[str, float] = {}
         super().__init__(config, worker_group, rm_wg)
 

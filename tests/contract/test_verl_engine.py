@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from library_source import functions, source
 
 pytest.importorskip("ray")
 if find_spec("verl") is None or find_spec("vllm") is None:
@@ -26,20 +27,6 @@ from verl_ext.engine.process import (
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-def source(module: str) -> str:
-    package, _, rest = module.partition(".")
-    spec = find_spec(package)
-    assert spec is not None
-    assert spec.submodule_search_locations
-    return Path(next(iter(spec.submodule_search_locations)), *rest.split(".")).with_suffix(".py").read_text("utf-8")
-
-
-def functions(module: str, name: str) -> dict[str, ast.AST]:
-    tree = ast.parse(source(module))
-    found = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    return {node.name: node for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_vllm_makes_its_engine_by_the_context_that_we_replace():

@@ -8,6 +8,7 @@ again, and the TaskRunner has imported it too, to name the server's class. On a 
 from __future__ import annotations
 
 import importlib
+import itertools
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
@@ -32,11 +33,19 @@ class EngineServerProcess:
         start_the_fork_server()
         self._module = import_unhurriedly(SERVER_MODULE)
         self._server: Any = None
+        self._turns = itertools.count()
 
-    def begin(self, arguments: dict[str, Any]) -> None:
-        """Build the server; `arguments` are those of verl's class."""
+    def begin(self, arguments: dict[str, Any], *, async_scheduling: bool = False) -> None:
+        """Build the server.
+
+        Args:
+            arguments: those of verl's class.
+            async_scheduling: see verl_ext.engine.async_scheduling; only with a trainer.
+        """
         if not uses_cuda_itself(arguments["workers"]):
             fork_the_engine(importlib.import_module(ENGINE_STARTER))
+        if async_scheduling and arguments["workers"]:
+            importlib.import_module("verl_ext.engine.async_scheduling").schedule_ahead(self._module)
         self._server = self._module.vLLMHttpServerBase(**arguments)
 
     async def get_master_address(self) -> tuple[str, int]:
@@ -51,9 +60,13 @@ class EngineServerProcess:
         """Start the engine and the HTTP server; returns when both are ready."""
         await self._server.launch_server(master_address=master_address, master_port=master_port)
 
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Tokens in, tokens out; verl's `TokenOutput`."""
-        return await self._server.generate(*args, **kwargs)
+    async def generate(self, *args: Any, request_id: str, **kwargs: Any) -> Any:
+        """Tokens in, tokens out; verl's `TokenOutput`.
+
+        verl gives every turn of a trajectory the same id. A step that was planned ahead may still have the last turn's
+        request in it when the next turn's comes, which would get its token.
+        """
+        return await self._server.generate(*args, request_id=f"{request_id}-{next(self._turns)}", **kwargs)
 
     async def wake_up(self) -> None:
         """Take the memory back and the trainer's weights over."""
@@ -64,8 +77,10 @@ class EngineServerProcess:
         await self._server.sleep()
 
     async def wait_for_requests_to_drain(self) -> None:
-        """Returns when no request is running."""
+        """Returns when no request is running, and no worker has a step to run that was planned ahead."""
         await self._server.wait_for_requests_to_drain()
+        # Answered in its turn, after the steps that were asked for before it: a worker that sleeps must run none.
+        await self._server.engine.collective_rpc("check_health")
 
 
 def begin(gpus_per_server: int, count: int, *, own_gpus: bool = False) -> dict[str, list[Any]]:

@@ -41,6 +41,10 @@ def _take_any() -> Any:
 class EarlyReplica(RolloutReplica):
     """verl's `vLLMReplica` without data parallelism: one server, on the node of its first worker."""
 
+    def __init__(self, *args: Any, async_scheduling: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._async_scheduling = async_scheduling
+
     def get_ray_class_with_init_args(self) -> Any:
         """Only for verl's own way to an engine with GPUs of its own, see `init_standalone`."""
         raise NotImplementedError("verl_ext's engine runs its model itself: use init_standalone or init_hybrid")
@@ -70,7 +74,8 @@ class EarlyReplica(RolloutReplica):
                 "node_rank": 0,
                 "gpus_per_node": self.world_size,
                 "nnodes": 1,
-            }
+            },
+            async_scheduling=self._async_scheduling,
         )
         self.servers.append(server)
         await server.launch_server.remote(*await server.get_master_address.remote())

@@ -43,6 +43,7 @@ SHAPE = {
 # What an arm changes in hardware h200x1 and the recipe; `tutorial` is what h20x4 says, as far as it starts on one GPU.
 ARMS: dict[str, list[str]] = {
     "tutorial": [
+        "verl_ext.async_scheduling=false",
         "actor_rollout_ref.model.use_liger=false",
         "actor_rollout_ref.actor.strategy=fsdp",
         "actor_rollout_ref.actor.fsdp_config.param_offload=true",

@@ -29,12 +29,19 @@ STOCK = [f"{MODEL}.use_liger=false"]
 NO_OFFLOAD = [f"{ACTOR}.fsdp_config.param_offload=false", f"{ACTOR}.fsdp_config.optimizer_offload=false"]
 FUSED = [*STOCK, f"{MODEL}.use_fused_kernels=true"]
 NO_CHECKPOINTING = [f"{MODEL}.enable_gradient_checkpointing=false", f"{ACTOR}.ppo_max_token_len_per_gpu=6144"]
+FUSED_ADAM = [f"{ACTOR}.optim.override_optimizer_config={{fused: true}}"]
 LIGER = [*NO_OFFLOAD, f"{MODEL}.use_liger=true"]
 VARIANTS: dict[str, list[str]] = {
     "tutorial": [f"{ACTOR}.strategy=fsdp", *STOCK],
     "no offload": [*NO_OFFLOAD, *STOCK],
     "liger": LIGER,
     "liger, 36,864 tokens": [*LIGER, f"{ACTOR}.ppo_max_token_len_per_gpu=36864"],
+    "liger, fused Adam": [*LIGER, *FUSED_ADAM],
+    "liger, fused Adam, 49,152 tokens": [*LIGER, *FUSED_ADAM, f"{ACTOR}.ppo_max_token_len_per_gpu=49152"],
+    "liger, fused Adam, no checkpointing, 10,240 tokens": [
+        *LIGER, *FUSED_ADAM, f"{MODEL}.enable_gradient_checkpointing=false",
+        f"{ACTOR}.ppo_max_token_len_per_gpu=10240",
+    ],
     "liger, no reshard": [*LIGER, f"{ACTOR}.fsdp_config.reshard_after_forward=false"],
     "liger, no checkpointing": [
         *LIGER, f"{MODEL}.enable_gradient_checkpointing=false", f"{ACTOR}.ppo_max_token_len_per_gpu=9216",
