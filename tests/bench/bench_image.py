@@ -45,6 +45,8 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", default=["ci"], choices=["ci", "cpu"])
     parser.add_argument("--smoke", action="store_true", help="train in the cpu target")
     options = parser.parse_args()
+    if options.smoke and "cpu" not in options.targets:
+        parser.error("--smoke trains in the cpu target, and that is not built: add it with --targets cpu")
     console = Console(width=140)
     with own_storage() as engine:
         import_base(engine)

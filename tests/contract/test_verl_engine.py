@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
+import pickle
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from library_source import functions, source
@@ -86,3 +89,34 @@ def test_the_servers_arguments_are_those_that_we_give():
         if isinstance(node, ast.Dict) and node.keys and isinstance(node.keys[0], ast.Constant)
     )
     assert sorted(given) == sorted(taken)
+
+
+class SocketOfTheEngine:
+    """Asks once, and keeps what it is answered."""
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+
+    async def recv(self) -> bytes:
+        return pickle.dumps(("execute_model", (), {}))
+
+    async def send(self, answer: bytes) -> None:
+        self.answers.append(answer)
+
+
+async def test_verls_worker_leaves_the_engine_without_an_answer_if_an_error_does_not_pickle():
+    """When this fails, a run without a compiler ends by itself: preflight's `compiler` saves its start only."""
+    exc = pytest.importorskip("torch._dynamo.exc")
+    loop = functions("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd", "vLLMAsyncRollout")["_loop_forever"]
+    names: dict[str, Any] = {"pickle": pickle, "logger": logging.getLogger("verl")}
+    exec(ast.unparse(loop), names)  # its module would import vLLM
+
+    class Worker:
+        socket = SocketOfTheEngine()
+
+        async def _execute_method(self, *_: Any) -> None:
+            raise exc.ShortenTraceback("no C++ compiler", first_useful_frame=inspect.currentframe())
+
+    with pytest.raises(TypeError, match="cannot pickle 'frame' object"):
+        await names["_loop_forever"](Worker())
+    assert Worker.socket.answers == []

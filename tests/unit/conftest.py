@@ -107,7 +107,8 @@ def full_root(
 
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the developer's settings, and nothing that preflight would complain of."""
-    foreign = ("RAY_ADDRESS", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HF_ENDPOINT")
+    foreign = ("RAY_ADDRESS", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HF_ENDPOINT", "CXX",
+               "TORCH_INDUCTOR_INSTALL_GXX")  # fmt: skip
     ours = [name for name in os.environ if name.startswith(("VERL_EXT_", "E2B_"))]
     for name in (*ours, *foreign, "WANDB_API_KEY", "CUDA_COMPAT"):
         monkeypatch.delenv(name, raising=False)
@@ -115,8 +116,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_complaint_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many GPUs of the right kind as wanted, and room for everything."""
-    from verl_ext.preflight import machine, subject
+    """As many GPUs of the right kind as wanted, room for everything, and what passes for a C++ compiler."""
+    from verl_ext.preflight import compiler, machine, subject
 
     monkeypatch.setattr(subject, "visible_gpus", lambda: [machine_gpu(index) for index in range(8)])
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1_000_000, 1_000_000))
@@ -125,6 +126,8 @@ def no_complaint_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "memory_available_gib", lambda: 1000.0)
     monkeypatch.setattr(machine.psutil, "process_iter", lambda _: [])
     monkeypatch.setattr(machine, "installed", lambda: {"flash-attn": "2.8.3", "liger-kernel": "0.6.4"})
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setattr(compiler, "header", lambda: Path(__file__))
 
 
 def machine_gpu(index: int, memory_gib: float = 140.4, used_gib: float = 0.1, name: str = "NVIDIA H200"):

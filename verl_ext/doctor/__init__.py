@@ -37,6 +37,8 @@ def examine(*, deep: bool = False) -> Iterator[Finding]:
     yield from installation.imports()
     if deep:
         yield from installation.deep(versions)
+    if stack_of(versions) == "cpu":
+        yield from machine.cpp_compiler(subject)
     yield from machine.limits(subject)
     yield from machine.disk(settings, subject)
     yield from machine.network(subject)

@@ -1,4 +1,4 @@
-"""The machine or container: driver, GPUs, limits, disk, network, clock, other Ray clusters."""
+"""The machine or container: driver, GPUs, compiler, limits, disk, network, clock, other Ray clusters."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from verl_ext.doctor.findings import Finding, note, ok, red
 from verl_ext.gpus import visible_gpus
 from verl_ext.lock import AS_OF
 from verl_ext.network.interfaces import VARIABLES, interfaces, variable, wrong_choice
+from verl_ext.preflight import compiler
 from verl_ext.preflight import machine as preflight
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import Settings, foreign
@@ -71,6 +72,11 @@ def gpus(subject: Subject, *, wants_gpu: bool) -> Iterator[Finding]:
     for gpu in found:
         yield ok(f"GPU {gpu.index}", f"{gpu.name}, {gpu.memory_gib:.0f} GiB, {gpu.used_gib:.1f} in use")
     yield from _of_preflight("GPU in use", preflight.gpu_busy, subject)
+
+
+def cpp_compiler(subject: Subject) -> Iterator[Finding]:
+    """What torch compiles with, where the CPU stack is installed."""
+    yield from _of_preflight("C++ compiler", compiler.compiler, subject, compiler.used())
 
 
 def limits(subject: Subject) -> Iterator[Finding]:

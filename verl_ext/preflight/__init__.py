@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from verl_ext.errors import ConfigurationError
-from verl_ext.preflight import configuration, inputs, machine, parallel, watching
+from verl_ext.preflight import compiler, configuration, inputs, machine, parallel, watching
 from verl_ext.preflight.subject import Subject
 from verl_ext.settings import Settings
 
@@ -79,6 +79,7 @@ CHECKS: tuple[Check, ...] = (
     Check("gpu-busy", machine.gpu_busy, (*_SOUND, "gpus"), of_machine=True),
     Check("cascade-attention", machine.cascade_attention, (*_SOUND, "gpus"), of_machine=True),
     Check("kernels", machine.kernels, ("value-type",), of_machine=True),
+    Check("compiler", compiler.compiler, of_machine=True),
     Check("ray-address", machine.ray_address, of_machine=True),
     Check("ray-running", machine.ray_running, of_machine=True),
     Check("open-files", machine.open_files, of_machine=True),
