@@ -11,7 +11,7 @@ from typing import Any
 
 from verl_ext.alarms import STARTED, Event, read_events
 from verl_ext.alarms.gauges import number, tokens_per_s
-from verl_ext.runs import METRICS, PHASES, read_jsonl
+from verl_ext.runs import METRICS, PHASES, note_phase, read_jsonl
 
 # Steps that the time left is reckoned from: enough to hold a validation where one comes every few steps.
 ETA_STEPS = 20
@@ -76,6 +76,11 @@ class Follower:
             self._events += len(news)
             self._entry(entry, news)
         self._phases, self._metrics = len(phases), len(metrics)
+
+    def note(self, line: str) -> None:
+        """Say what the run's own process saw, and keep it among the phases."""
+        note_phase(self._run_dir, line)
+        self.poll()
 
     def _entry(self, entry: dict[str, Any], news: list[Event]) -> None:
         for event in news:

@@ -16,8 +16,9 @@ import ray._private.state as ray_state
 from omegaconf import DictConfig, OmegaConf
 from ray.exceptions import RayError
 
-from verl_ext import ray_session
+from verl_ext import control_store, ray_session
 from verl_ext.agent_loop import process as agent_loop_process
+from verl_ext.control_store import Beside, ControlStore
 from verl_ext.engine import process as engine_process
 from verl_ext.errors import AlarmStopError, TrainingDiedError
 from verl_ext.interrupts import deferred, rearm
@@ -40,6 +41,8 @@ PPO_ENVIRONMENT = {
 POLL_S = 1.0
 # A dead actor is given this long to be reported by verl itself, with a traceback, before we end the run.
 GRACE_S = 10.0
+# What Ray is given to be left when its control store is gone; seen on one machine and on two nodes: 1 to 4.
+LEAVE_WITHIN_S = 10.0
 # What ray.init takes when it starts a cluster and refuses when it joins one (ray 2.49.2 _private/worker.py init).
 OF_A_NEW_CLUSTER = (
     "num_cpus", "num_gpus", "resources", "labels", "object_store_memory", "dashboard_host", "dashboard_port",
@@ -95,8 +98,8 @@ def local_ray(config: DictConfig, environment: dict[str, str], run_dir: Path, sp
         ray_session.show_logs(session, run_dir / LOGS)
         yield
     finally:
-        pids = _worker_pids()
-        ray.shutdown()
+        pids = _worker_pids(session)
+        _leave_ray()
         end_descendants(spare)
         ray_session.put_away(run_dir, session, run_dir / LOGS, pids)
 
@@ -137,7 +140,7 @@ def cluster_ray(config: DictConfig, environment: dict[str, str], address: str) -
             rearm()
         yield
     finally:
-        ray.shutdown()
+        _leave_ray()
 
 
 def without_the_jobs(environment: Mapping[str, str]) -> dict[str, str]:
@@ -152,9 +155,23 @@ def _ray_init(config: DictConfig) -> dict[str, Any]:
     return {str(name): value for name, value in arguments.items() if value is not None}
 
 
-def _worker_pids() -> set[int]:
+def _store_answers() -> bool:
+    return control_store.answers(ray.get_runtime_context().gcs_address)
+
+
+def _leave_ray() -> None:
+    """Leave it while its control store is gone, too: from then on Ray no longer aborts this process for that."""
+    if not ray.is_initialized() or _store_answers():
+        ray.shutdown()
+    else:
+        Beside(ray.shutdown).answer(LEAVE_WITHIN_S)
+
+
+def _worker_pids(session: Path) -> set[int]:
     if not ray.is_initialized():
         return set()
+    if not _store_answers():  # asking it would end this process
+        return ray_session.worker_pids(session)
     return {int(actor["Pid"]) for actor in ray_state.actors().values()}
 
 
@@ -170,12 +187,18 @@ def train(
         runner_class: its process.
 
     Raises:
-        TrainingDiedError: a process of the run died, training failed, or nothing happened for too long.
+        TrainingDiedError: a process of the run died, training failed, nothing happened for too long, or Ray's
+            control store is gone.
         AlarmStopError: an alarm ended it, as the user asked.
     """
     runner: Any = ray.remote(num_cpus=1)(runner_class).remote()
     own_gpus = runner_class.engine_has_own_gpus
     result = runner.run.remote(config, *_begin_early(config.actor_rollout_ref.rollout, config.trainer, own_gpus))
+    patience_s = control_store.patience_s(foreign(control_store.RAYS_LIMIT))
+    store = ControlStore(ray.get_runtime_context().gcs_address, follower.note, patience_s)
+    # Without the store the question has no answer until Ray aborts the process that asks.
+    job = ray.get_runtime_context().get_job_id()
+    deaths = Beside(lambda: _dead_actor(job))
     first_death_s: float | None = None
     death = ""
     while True:
@@ -189,9 +212,10 @@ def train(
             except RayError as error:
                 if isinstance(cause := getattr(error, "cause", None), AlarmStopError):
                     raise AlarmStopError(str(cause)) from None  # no failure: the user asked for it
-                raise TrainingDiedError(_cause(error)) from error
+                raise TrainingDiedError(_cause(error, store.silence)) from error
         with deferred():
-            death = death or _dead_actor()
+            if store.look():
+                death = death or deaths.answer(POLL_S) or ""
         if death:
             first_death_s = first_death_s or time.monotonic()
             if time.monotonic() - first_death_s > GRACE_S:
@@ -214,10 +238,9 @@ def _begin_early(rollout: DictConfig, trainer: DictConfig, own_gpus: bool) -> tu
     return agent_loops, engine_process.begin(gpus_per_server, servers, own_gpus=own_gpus)
 
 
-def _dead_actor() -> str:
+def _dead_actor(job: str) -> str:
     """Which actor of the run is dead and why, or ""."""
     # No public way shows actors without Ray's dashboard, which a run does not start.
-    job = ray.get_runtime_context().get_job_id()
     for actor in ray_state.actors(actor_state_name="DEAD").values():
         if actor["JobID"] != job:
             continue  # somebody else's on the same cluster
@@ -228,11 +251,12 @@ def _dead_actor() -> str:
     return ""
 
 
-def _cause(error: BaseException) -> str:
-    """The innermost message of what Ray wrapped, one paragraph."""
+def _cause(error: BaseException, silence: str) -> str:
+    """The innermost message of what Ray wrapped, one paragraph; with the store's silence, which may be why."""
     cause: Any = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-    return f"training failed: {type(cause).__name__}: {lines[-1] if lines else 'no message'}"
+    said = f"training failed: {type(cause).__name__}: {lines[-1] if lines else 'no message'}"
+    return f"{said}; {silence}: {control_store.CURE}" if silence else said
 
 
 def open_files_limit() -> None:

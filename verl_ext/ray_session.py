@@ -70,7 +70,7 @@ def end_leftovers(run_dir: Path, logs: Path) -> int:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
     psutil.wait_procs(found, timeout=10)
-    put_away(run_dir, Path(session), logs, _worker_pids(Path(session)))
+    put_away(run_dir, Path(session), logs, worker_pids(Path(session)))
     return len(found)
 
 
@@ -86,7 +86,7 @@ def _processes(session: str, run_dir: Path) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _worker_pids(session: Path) -> set[int]:
+def worker_pids(session: Path) -> set[int]:
     """As Ray has them in the names of its workers' logs: worker-<id>-<job>-<pid>.out."""
     names = [path.stem.rpartition("-")[2] for path in (session / "session_latest" / "logs").glob("worker-*")]
     return {int(name) for name in names if name.isdigit()}
