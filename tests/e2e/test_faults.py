@@ -51,6 +51,21 @@ def test_a_dead_engine_ends_the_run_with_the_cause(start: Start, leftovers: Call
     assert leftovers() == []
 
 
+def test_a_lost_control_store_ends_the_run_in_order(start: Start, leftovers: Callable[[], list[str]]):
+    with start("kill-store") as run:
+        run.wait_for("step 1/")
+        run.child(lambda process: process.name() == "gcs_server").kill()
+        # Ray would abort the run's own process after 60 s, with nothing put away.
+        assert run.end(STATED_S) == 70, run.said()
+        last = run.said().strip().splitlines()[-1]
+        assert last.startswith("Ray's control store at "), run.said()
+        assert "invoke train --resume" in last
+    assert "leaked 0" in run.said()
+    assert not (run.run_dir / "logs" / "live").is_symlink()
+    assert list((run.run_dir / "logs").glob("worker-*.out"))
+    assert leftovers() == []
+
+
 # --- one run, hurt again and again: each test goes on with what the one before it left
 
 
