@@ -10,10 +10,14 @@ import inspect
 import logging
 import pickle
 import re
+import sys
+import types
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from library_source import functions, source
 
@@ -29,7 +33,12 @@ from verl_ext.engine.process import (
     uses_cuda_itself,
 )
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of importing Ray's libraries
+    from verl_ext.engine.replica import answer_every_error
+
 ROOT = Path(__file__).parents[2]
+WORKER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd"
 
 
 def test_vllm_makes_its_engine_by_the_context_that_we_replace():
@@ -104,19 +113,46 @@ class SocketOfTheEngine:
         self.answers.append(answer)
 
 
-async def test_verls_worker_leaves_the_engine_without_an_answer_if_an_error_does_not_pickle():
-    """When this fails, a run without a compiler ends by itself: preflight's `compiler` saves its start only."""
-    exc = pytest.importorskip("torch._dynamo.exc")
+def loop_of_the_worker(pickler: Any) -> Any:
     loop = functions("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd", "vLLMAsyncRollout")["_loop_forever"]
-    names: dict[str, Any] = {"pickle": pickle, "logger": logging.getLogger("verl")}
+    names: dict[str, Any] = {"pickle": pickler, "logger": logging.getLogger("verl")}
     exec(ast.unparse(loop), names)  # its module would import vLLM
+    return names["_loop_forever"]
 
-    class Worker:
-        socket = SocketOfTheEngine()
 
-        async def _execute_method(self, *_: Any) -> None:
-            raise exc.ShortenTraceback("no C++ compiler", first_useful_frame=inspect.currentframe())
+class FailingWorker:
+    """Cannot compile: torch's error holds a frame."""
 
+    def __init__(self) -> None:
+        self.socket = SocketOfTheEngine()
+
+    async def _execute_method(self, *_: Any) -> None:
+        exc = pytest.importorskip("torch._dynamo.exc")
+        raise exc.ShortenTraceback("no C++ compiler", first_useful_frame=inspect.currentframe())
+
+
+async def test_verls_worker_leaves_the_engine_without_an_answer_if_an_error_does_not_pickle():
+    """When this fails, such a run ends by itself: answer_every_error can go, and preflight's `compiler` saves time."""
+    worker = FailingWorker()
     with pytest.raises(TypeError, match="cannot pickle 'frame' object"):
-        await names["_loop_forever"](Worker())
-    assert Worker.socket.answers == []
+        await loop_of_the_worker(pickle)(worker)
+    assert worker.socket.answers == []
+
+
+async def test_an_error_that_does_not_pickle_reaches_the_engine_as_text(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType(WORKER_MODULE)
+    monkeypatch.setattr(module, "pickle", cloudpickle, raising=False)
+    monkeypatch.setitem(sys.modules, WORKER_MODULE, module)
+    answer_every_error(None)
+    answer_every_error(None)  # of a worker that is asked twice
+    worker = FailingWorker()
+    await loop_of_the_worker(module.pickle)(worker)
+    [answer] = worker.socket.answers
+    said = pickle.loads(answer)
+    assert isinstance(said, RuntimeError)
+    assert "ShortenTraceback: no C++ compiler" in str(said)
+
+
+def test_a_worker_whose_engine_is_another_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, WORKER_MODULE, raising=False)
+    answer_every_error(None)
