@@ -44,7 +44,8 @@ from verl_ext.agent_loop import broker_process
 from verl_ext.agent_loop.broker_process import RayBroker
 from verl_ext.alarms import AlarmLog, names_of
 from verl_ext.checkpoint.ranks import check_shared, save_whole
-from verl_ext.engine.replica import EarlyReplica, answer_every_error, offer, spare_the_collector
+from verl_ext.engine.replica import EarlyReplica, offer, spare_the_collector
+from verl_ext.engine.worker_errors import answer_every_error
 from verl_ext.errors import AlarmStopError
 from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_out, wait_until_it_works
 from verl_ext.rollout import take_records

@@ -6,14 +6,15 @@ That the engine serves, syncs and sleeps through it is shown by tests/e2e, which
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import logging
 import pickle
 import re
 import sys
 import types
-import warnings
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,10 @@ from verl_ext.engine.process import (
     EngineServerProcess,
     uses_cuda_itself,
 )
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of importing Ray's libraries
-    from verl_ext.engine.replica import answer_every_error
+from verl_ext.engine.worker_errors import WORKER_MODULE, answer_every_error, last_error
+from verl_ext.errors import EngineDiedError
 
 ROOT = Path(__file__).parents[2]
-WORKER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_rollout_spmd"
 
 
 def test_vllm_makes_its_engine_by_the_context_that_we_replace():
@@ -151,8 +149,65 @@ async def test_an_error_that_does_not_pickle_reaches_the_engine_as_text(monkeypa
     said = pickle.loads(answer)
     assert isinstance(said, RuntimeError)
     assert "ShortenTraceback: no C++ compiler" in str(said)
+    assert last_error(None) == "ShortenTraceback: no C++ compiler"
 
 
 def test_a_worker_whose_engine_is_another_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, WORKER_MODULE, raising=False)
     answer_every_error(None)
+
+
+class Worker:
+    """A handle of Ray's."""
+
+    def __init__(self, said: str, after_s: float = 0.0) -> None:
+        self._said, self._after_s = said, after_s
+        self.__ray_call__ = types.SimpleNamespace(remote=self._answer)
+
+    async def _answer(self, _: Any) -> str:
+        await asyncio.sleep(self._after_s)
+        return self._said
+
+
+class EngineDeadError(Exception):
+    """vLLM's, by its name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "workers", "told"),
+    [
+        (EngineDeadError("above"), [Worker(""), Worker("ValueError: no room")], "ValueError: no room"),
+        (EngineDeadError("above"), [Worker("late", after_s=60)], "it does not answer"),
+        (RuntimeError("Engine core initialization failed. See root cause above."), [Worker("")], "the processes' logs"),
+    ],
+)
+async def test_a_dead_engine_is_told_with_its_workers_words(
+    error: Exception, workers: list[Worker], told: str, monkeypatch: pytest.MonkeyPatch
+):
+    import verl_ext.engine.process as process
+
+    async def generate(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(process, "WORDS_WITHIN_S", 0.2)
+    server = process.EngineServerProcess.__new__(process.EngineServerProcess)
+    server._server, server._workers, server._turns = types.SimpleNamespace(generate=generate), workers, count()
+    with pytest.raises(EngineDiedError, match=told):
+        await server.generate(request_id="one")
+
+
+async def test_another_error_of_a_request_stays_what_it_is():
+    import verl_ext.engine.process as process
+
+    async def generate(**_: Any) -> None:
+        raise ValueError("prompt too long")
+
+    server = process.EngineServerProcess.__new__(process.EngineServerProcess)
+    server._server, server._workers, server._turns = types.SimpleNamespace(generate=generate), [Worker("x")], count()
+    with pytest.raises(ValueError, match="prompt too long"):
+        await server.generate(request_id="one")
+
+
+def test_vllm_names_a_dead_engine_so():
+    assert "class EngineDeadError(Exception)" in source("vllm.v1.engine.exceptions")
+    assert "Engine core initialization failed" in source("vllm.v1.engine.utils")

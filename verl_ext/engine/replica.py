@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
-import traceback
-from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -94,29 +91,6 @@ class EarlyReplica(RolloutReplica):
 
 def _node_id(_: Any) -> str:
     return ray.get_runtime_context().get_node_id()
-
-
-def answer_every_error(_: Any) -> None:
-    """Let a worker tell the engine of an error that does not pickle, by its text.
-
-    verl 0.6.1's worker answers the engine with the error itself (vllm_rollout_spmd.py, _loop_forever). Torch's when it
-    compiles hold a frame, which no pickle takes: the worker's loop ends without an answer, and the engine waits for
-    ever. It is here for the reason below.
-    """
-    module: Any = sys.modules.get("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd")
-    if module is None or isinstance(module.pickle, SimpleNamespace):
-        return
-    theirs = module.pickle
-
-    def dumps(answer: Any) -> bytes:
-        try:
-            return theirs.dumps(answer)
-        except Exception:
-            if not isinstance(answer, Exception):
-                raise
-            return theirs.dumps(RuntimeError("".join(traceback.format_exception(answer))))
-
-    module.pickle = SimpleNamespace(dumps=dumps, loads=theirs.loads)
 
 
 def spare_the_collector(_: Any) -> None:
