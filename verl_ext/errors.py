@@ -6,6 +6,7 @@
     ├── DataError (ValueError)               a data set cannot be used as it is
     ├── GraderError (RuntimeError)           answers cannot be compared here; never raised for an answer
     ├── TrainingDiedError (RuntimeError)     a process of the run died; carries the cause
+    ├── EngineDiedError (RuntimeError)       vLLM's engine died; carries what its worker said
     ├── CheckpointError (RuntimeError)       a checkpoint could not be made whole; older ones are as they were
     ├── AlarmStopError (RuntimeError)        an alarm that the user named ended the run
     ├── ClusterSilentError (RuntimeError)    a Ray cluster does not answer; what runs there may go on
@@ -54,6 +55,10 @@ class GraderError(VerlAgsError, RuntimeError):
 
 class TrainingDiedError(VerlAgsError, RuntimeError):
     """A process of the run died; the message holds which one and its last words."""
+
+
+class EngineDiedError(VerlAgsError, RuntimeError):
+    """vLLM's engine died; the message holds what its worker said last."""
 
 
 class CheckpointError(VerlAgsError, RuntimeError):

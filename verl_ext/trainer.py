@@ -45,6 +45,7 @@ from verl_ext.agent_loop.broker_process import RayBroker
 from verl_ext.alarms import AlarmLog, names_of
 from verl_ext.checkpoint.ranks import check_shared, save_whole
 from verl_ext.engine.replica import EarlyReplica, offer, spare_the_collector
+from verl_ext.engine.worker_errors import answer_every_error
 from verl_ext.errors import AlarmStopError
 from verl_ext.lost import LostPolicy, check_not_too_many, lost_left_out, roll_out, wait_until_it_works
 from verl_ext.rollout import take_records
@@ -76,6 +77,7 @@ class AgsAgentLoopManager(AgentLoopManager):
     def _initialize_llm_servers(self) -> None:
         if self.worker_group:
             note_phase(_run_dir, "trainer's model is built")
+            ray.get([worker.__ray_call__.remote(answer_every_error) for worker in self.worker_group.workers])
         super()._initialize_llm_servers()
         if self.worker_group and self.config.verl_ext.get("device") != "cpu":  # verl collects nothing there
             ray.get([worker.__ray_call__.remote(spare_the_collector) for worker in self.worker_group.workers])

@@ -6,14 +6,19 @@ That the engine serves, syncs and sleeps through it is shown by tests/e2e, which
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import logging
 import pickle
 import re
+import sys
+import types
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from library_source import functions, source
 
@@ -28,6 +33,8 @@ from verl_ext.engine.process import (
     EngineServerProcess,
     uses_cuda_itself,
 )
+from verl_ext.engine.worker_errors import WORKER_MODULE, answer_every_error, last_error
+from verl_ext.errors import EngineDiedError
 
 ROOT = Path(__file__).parents[2]
 
@@ -104,19 +111,103 @@ class SocketOfTheEngine:
         self.answers.append(answer)
 
 
-async def test_verls_worker_leaves_the_engine_without_an_answer_if_an_error_does_not_pickle():
-    """When this fails, a run without a compiler ends by itself: preflight's `compiler` saves its start only."""
-    exc = pytest.importorskip("torch._dynamo.exc")
+def loop_of_the_worker(pickler: Any) -> Any:
     loop = functions("verl.workers.rollout.vllm_rollout.vllm_rollout_spmd", "vLLMAsyncRollout")["_loop_forever"]
-    names: dict[str, Any] = {"pickle": pickle, "logger": logging.getLogger("verl")}
+    names: dict[str, Any] = {"pickle": pickler, "logger": logging.getLogger("verl")}
     exec(ast.unparse(loop), names)  # its module would import vLLM
+    return names["_loop_forever"]
 
-    class Worker:
-        socket = SocketOfTheEngine()
 
-        async def _execute_method(self, *_: Any) -> None:
-            raise exc.ShortenTraceback("no C++ compiler", first_useful_frame=inspect.currentframe())
+class FailingWorker:
+    """Cannot compile: torch's error holds a frame."""
 
+    def __init__(self) -> None:
+        self.socket = SocketOfTheEngine()
+
+    async def _execute_method(self, *_: Any) -> None:
+        exc = pytest.importorskip("torch._dynamo.exc")
+        raise exc.ShortenTraceback("no C++ compiler", first_useful_frame=inspect.currentframe())
+
+
+async def test_verls_worker_leaves_the_engine_without_an_answer_if_an_error_does_not_pickle():
+    """When this fails, such a run ends by itself: answer_every_error can go, and preflight's `compiler` saves time."""
+    worker = FailingWorker()
     with pytest.raises(TypeError, match="cannot pickle 'frame' object"):
-        await names["_loop_forever"](Worker())
-    assert Worker.socket.answers == []
+        await loop_of_the_worker(pickle)(worker)
+    assert worker.socket.answers == []
+
+
+async def test_an_error_that_does_not_pickle_reaches_the_engine_as_text(monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType(WORKER_MODULE)
+    monkeypatch.setattr(module, "pickle", cloudpickle, raising=False)
+    monkeypatch.setitem(sys.modules, WORKER_MODULE, module)
+    answer_every_error(None)
+    answer_every_error(None)  # of a worker that is asked twice
+    worker = FailingWorker()
+    await loop_of_the_worker(module.pickle)(worker)
+    [answer] = worker.socket.answers
+    said = pickle.loads(answer)
+    assert isinstance(said, RuntimeError)
+    assert "ShortenTraceback: no C++ compiler" in str(said)
+    assert last_error(None) == "ShortenTraceback: no C++ compiler"
+
+
+def test_a_worker_whose_engine_is_another_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delitem(sys.modules, WORKER_MODULE, raising=False)
+    answer_every_error(None)
+
+
+class Worker:
+    """A handle of Ray's."""
+
+    def __init__(self, said: str, after_s: float = 0.0) -> None:
+        self._said, self._after_s = said, after_s
+        self.__ray_call__ = types.SimpleNamespace(remote=self._answer)
+
+    async def _answer(self, _: Any) -> str:
+        await asyncio.sleep(self._after_s)
+        return self._said
+
+
+class EngineDeadError(Exception):
+    """vLLM's, by its name."""
+
+
+@pytest.mark.parametrize(
+    ("error", "workers", "told"),
+    [
+        (EngineDeadError("above"), [Worker(""), Worker("ValueError: no room")], "ValueError: no room"),
+        (EngineDeadError("above"), [Worker("late", after_s=60)], "it does not answer"),
+        (RuntimeError("Engine core initialization failed. See root cause above."), [Worker("")], "the processes' logs"),
+    ],
+)
+async def test_a_dead_engine_is_told_with_its_workers_words(
+    error: Exception, workers: list[Worker], told: str, monkeypatch: pytest.MonkeyPatch
+):
+    import verl_ext.engine.process as process
+
+    async def generate(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(process, "WORDS_WITHIN_S", 0.2)
+    server = process.EngineServerProcess.__new__(process.EngineServerProcess)
+    server._server, server._workers, server._turns = types.SimpleNamespace(generate=generate), workers, count()
+    with pytest.raises(EngineDiedError, match=told):
+        await server.generate(request_id="one")
+
+
+async def test_another_error_of_a_request_stays_what_it_is():
+    import verl_ext.engine.process as process
+
+    async def generate(**_: Any) -> None:
+        raise ValueError("prompt too long")
+
+    server = process.EngineServerProcess.__new__(process.EngineServerProcess)
+    server._server, server._workers, server._turns = types.SimpleNamespace(generate=generate), [Worker("x")], count()
+    with pytest.raises(ValueError, match="prompt too long"):
+        await server.generate(request_id="one")
+
+
+def test_vllm_names_a_dead_engine_so():
+    assert "class EngineDeadError(Exception)" in source("vllm.v1.engine.exceptions")
+    assert "Engine core initialization failed" in source("vllm.v1.engine.utils")

@@ -56,6 +56,7 @@ HEAVY_FILES = {
     "agent_loop/process.py": "makes a Ray actor of the worker",
     "checkpoint/ranks.py": "asks verl's workers",
     "evaluation/rollout.py": "drives verl's agent loop manager",
+    "engine/async_scheduling.py": "an executor of verl's for vLLM; imported where an engine is made",
     "engine/process.py": "makes a Ray actor of the engine's server",
     "engine/replica.py": "a replica of verl's",
     "network/probe.py": "a rank of torch.distributed",

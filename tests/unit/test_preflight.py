@@ -125,7 +125,7 @@ def test_the_recipe_has_no_fault_on_its_machines(hardware: str, look):
         ("gpu-split", {f"{ROLLOUT}.tensor_model_parallel_size": 2}, "engines of tensor_model_parallel_size 2: set"),
         ("gpu-split", {f"{ACTOR}.ulysses_sequence_parallel_size": 2}, "groups of ulysses_sequence_parallel_size 2"),
         ("token-budget", {f"{ACTOR}.ppo_max_token_len_per_gpu": 9000}, "is less than prompt + response = 18432"),
-        ("token-budget", {"data.max_response_length": 32768}, "set it to 34816 or more"),
+        ("token-budget", {"data.max_response_length": 65536}, "set it to 67584 or more"),
         ("context-length", {"data.max_response_length": 300_000}, "the model was made for 262144"),
         ("data-rows", {"data.train_batch_size": 32_768}, "fewer than one batch"),
         ("gpu-memory", {f"{ACTOR}.strategy": "fsdp", f"{ROLLOUT}.gpu_memory_utilization": 0.9}, "would not start"),

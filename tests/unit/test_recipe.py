@@ -116,6 +116,7 @@ def test_what_differs_between_machines_is_listed(hardware: str):
         f"{ROLLOUT}.gpu_memory_utilization": "`gpu_memory_utilization`",
         f"{ROLLOUT}.agent.num_workers": "agent loop workers",
         "actor_rollout_ref.model.use_liger": "liger kernels",
+        f"{ACTOR}.ppo_max_token_len_per_gpu": "tokens a micro-batch",
     }
     for key in {key for key in base.keys() | other.keys() if base.get(key) != other.get(key)}:
         if key in ("trainer.n_gpus_per_node", "verl_ext.gpu_memory_gib"):

@@ -7,23 +7,28 @@ again, and the TaskRunner has imported it too, to name the server's class. On a 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import itertools
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import ray
 
+from verl_ext.engine.worker_errors import last_error
+from verl_ext.errors import EngineDiedError
 from verl_ext.process_tree import end_with
 from verl_ext.start import import_unhurriedly, start_on_nodes
 
 SERVER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 ENGINE_MODULE = "vllm.v1.engine.core"
 ENGINE_STARTER = "vllm.v1.engine.utils"
+WORDS_WITHIN_S = 10.0
 
 
 class EngineServerProcess:
@@ -33,6 +38,7 @@ class EngineServerProcess:
         start_the_fork_server()
         self._module = import_unhurriedly(SERVER_MODULE)
         self._server: Any = None
+        self._workers: list[Any] = []
         self._turns = itertools.count()
 
     def begin(self, arguments: dict[str, Any], *, async_scheduling: bool = False) -> None:
@@ -46,6 +52,7 @@ class EngineServerProcess:
             fork_the_engine(importlib.import_module(ENGINE_STARTER))
         if async_scheduling and arguments["workers"]:
             importlib.import_module("verl_ext.engine.async_scheduling").schedule_ahead(self._module)
+        self._workers = list(arguments["workers"])
         self._server = self._module.vLLMHttpServerBase(**arguments)
 
     async def get_master_address(self) -> tuple[str, int]:
@@ -58,7 +65,8 @@ class EngineServerProcess:
 
     async def launch_server(self, master_address: str, master_port: int) -> None:
         """Start the engine and the HTTP server; returns when both are ready."""
-        await self._server.launch_server(master_address=master_address, master_port=master_port)
+        launching = self._server.launch_server(master_address=master_address, master_port=master_port)
+        await self._or_the_workers_words(launching)
 
     async def generate(self, *args: Any, request_id: str, **kwargs: Any) -> Any:
         """Tokens in, tokens out; verl's `TokenOutput`.
@@ -66,7 +74,23 @@ class EngineServerProcess:
         verl gives every turn of a trajectory the same id. A step that was planned ahead may still have the last turn's
         request in it when the next turn's comes, which would get its token.
         """
-        return await self._server.generate(*args, request_id=f"{request_id}-{next(self._turns)}", **kwargs)
+        asked = self._server.generate(*args, request_id=f"{request_id}-{next(self._turns)}", **kwargs)
+        return await self._or_the_workers_words(asked)
+
+    async def _or_the_workers_words(self, asked: Awaitable[Any]) -> Any:
+        """vLLM says of a dead engine that the cause is "above", in a log of another process."""
+        try:
+            return await asked
+        except Exception as error:
+            if not re.search("EngineDeadError|Engine core initialization failed", f"{type(error).__name__}: {error}"):
+                raise
+            words = asyncio.gather(*[worker.__ray_call__.remote(last_error) for worker in self._workers])
+            try:
+                said = [one for one in await asyncio.wait_for(words, WORDS_WITHIN_S) if one]
+            except Exception as why:  # noqa: BLE001 - a worker that is gone too, in any of Ray's ways
+                said = [f"it does not answer ({type(why).__name__})"]
+            told = said[0] if said else "nothing; the processes' logs have the engine's own error"
+            raise EngineDiedError(f"vLLM's engine died. What its worker said: {told}") from error
 
     async def wake_up(self) -> None:
         """Take the memory back and the trainer's weights over."""

@@ -7,6 +7,10 @@
 
 Every response has the same number of tokens (forced_length.py) and a reward by its hash (text_hash_reward.py), so
 a step is the same work in every arm. The first step is warm-up and is not counted.
+
+On two GPUs, with the same work for each: `arm ours --hardware h200x2 --prompts 32`, for two engines, and with
+`--set actor_rollout_ref.rollout.tensor_model_parallel_size=2` for one over both. perf/throughput is of each GPU, so
+that of two over that of one is the scaling.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ SHAPE = {
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
 }
-# What an arm changes in hardware h200x1 and the recipe; `tutorial` is what h20x4 says, as far as it starts on one GPU.
+# What an arm changes in hardware h200x1 and the recipe; `tutorial` is what h20x4 says, as far as it starts on one GPU,
+# `ours` what recipe/retool/README.md says for responses of a thousand tokens.
 ARMS: dict[str, list[str]] = {
     "tutorial": [
         "verl_ext.async_scheduling=false",
@@ -56,6 +61,9 @@ ARMS: dict[str, list[str]] = {
     "ours": [
         "actor_rollout_ref.actor.fsdp_config.param_offload=false",
         "actor_rollout_ref.actor.fsdp_config.optimizer_offload=false",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=10240",
+        "actor_rollout_ref.actor.optim.override_optimizer_config={fused: true}",
         "actor_rollout_ref.rollout.gpu_memory_utilization=0.5",
         "actor_rollout_ref.rollout.agent.num_workers=2",
     ],
@@ -104,11 +112,11 @@ def arm(arguments: argparse.Namespace) -> int:
     """Run one arm through the project's own launcher."""
     steps, tokens = arguments.steps, arguments.tokens
     overrides = [
-        f"data.train_batch_size={PROMPTS}",
+        f"data.train_batch_size={arguments.prompts}",
         f"data.max_prompt_length={PROMPT_TOKENS}",
         f"data.max_response_length={tokens + ROOM_FOR_AN_OBSERVATION * arguments.tool_calls}",
         f"actor_rollout_ref.rollout.n={COPIES}",
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={MINI_BATCH * arguments.prompts // PROMPTS}",
         f"custom_reward_function.path={HERE / 'text_hash_reward.py'}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
@@ -126,8 +134,9 @@ def arm(arguments: argparse.Namespace) -> int:
     }
     if arguments.tool_calls:
         # A sandbox for each of the batch, as an account of that size gives: the quota is measured elsewhere.
-        environment |= {"VERL_EXT_SANDBOX_MODE": "context", "VERL_EXT_SANDBOX_MAX_ALIVE": str(PROMPTS),
-                        "VERL_EXT_SANDBOX_MAX_STARTING": str(PROMPTS), "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "100",
+        alive = str(arguments.prompts)
+        environment |= {"VERL_EXT_SANDBOX_MODE": "context", "VERL_EXT_SANDBOX_MAX_ALIVE": alive,
+                        "VERL_EXT_SANDBOX_MAX_STARTING": alive, "VERL_EXT_SANDBOX_CREATE_RATE_PER_S": "100",
                         "VERL_EXT_SANDBOX_CONTEXTS": str(COPIES)}  # fmt: skip
     command = [sys.executable, "-m", "verl_ext.launch", "--recipe", "retool", "--hardware", arguments.hardware]
     command += ["--model", arguments.model, "--train", arguments.train, "--val", arguments.val]
@@ -213,6 +222,7 @@ def main() -> int:
     one.add_argument("--hardware", default="h200x1")
     one.add_argument("--steps", type=int, default=4)
     one.add_argument("--tokens", type=int, default=1024)
+    one.add_argument("--prompts", type=int, default=PROMPTS, help="of a step, 8 trajectories each; 16 for each GPU")
     one.add_argument("--run-id", default="")
     one.add_argument("--tool-calls", type=int, default=0, help="of 0.2 s each, in every trajectory")
     one.add_argument("--set", action="append", default=[])
