@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -98,6 +99,9 @@ async def test_going_to_sleep_waits_for_the_step_that_was_planned_ahead(monkeypa
     assert done == ["drain", "check_health"]
 
 
+_executors: list[Any] = []  # of a test
+
+
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., list[threading.Event]]]:
     """Start workers that answer as verl's do: a REP socket, one message after the other, each when it may."""
@@ -112,7 +116,10 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
             method, args, _ = pickle.loads(socket.recv())
             while not (may_answer.wait(0.02) or stop.is_set()):
                 pass
-            socket.send(pickle.dumps(ValueError("worker's own") if method == "fail" else (name, method, args)))
+            if method == "fail":
+                socket.send(pickle.dumps(ValueError("worker's own")))
+                break
+            socket.send(pickle.dumps((name, method, args)))
         socket.close(linger=0)
 
     def start(count: int) -> list[threading.Event]:
@@ -128,6 +135,8 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         return events
 
     yield start
+    while _executors:
+        _executors.pop().shutdown()
     stop.set()
     for thread in threads:
         thread.join(5)
@@ -148,6 +157,7 @@ def executor(tensor_parallel: int = 1, speculative: Any = None) -> Any:
         scheduler_config=SimpleNamespace(scheduler_cls="stock"),
     )
     made._init_executor()
+    _executors.append(made)
     return made
 
 
@@ -171,16 +181,6 @@ def test_a_second_step_is_sent_before_the_first_is_answered(workers: Callable[..
     assert first.done()
     assert first.result() == (0, "execute_model", ("step 1",))
     assert second.result() == (0, "execute_model", ("step 2",))
-
-
-def test_an_error_of_a_worker_is_raised_where_its_step_is_waited_for(workers: Callable[..., list[threading.Event]]):
-    workers(1)[0].set()
-    asked = executor()
-    failing = asked.collective_rpc("fail", non_block=True)[0]
-    following = asked.execute_model("step 2", non_block=True)
-    with pytest.raises(ValueError, match="worker's own"):
-        failing.result()
-    assert following.result() == (0, "execute_model", ("step 2",))
 
 
 def test_a_function_of_this_process_is_carried_too(workers: Callable[..., list[threading.Event]]):
@@ -238,3 +238,56 @@ def test_the_log_probs_are_those_of_the_tokens(generated: dict[str, Any]):
 def test_steps_were_planned_ahead(generated: dict[str, Any]):
     assert generated["ahead"]["most_under_way"] == 2
     assert generated["verl"]["most_under_way"] == 1
+
+
+@pytest.fixture(scope="module")
+def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from scheduled_ahead import write_configuration
+
+    folder = tmp_path_factory.mktemp("shape")
+    write_configuration(folder)
+    return folder
+
+
+def test_each_token_follows_from_what_the_cache_holds_with_prefix_caching_and_chunked_prefill(shape: Path):
+    from scheduled_ahead import Engine
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+    counts = sum((Engine(AsyncScheduler, shape, seed).run() for seed in range(40)), start=Counter())
+    assert counts["preempted"] > 50
+    assert counts["aborted"] > 10
+    assert counts["turns"] > 100
+
+
+def test_a_scheduler_that_plans_too_far_ahead_is_seen_by_that_test(shape: Path):
+    """It takes a prompt's part for a token, so it plans a step for one that nobody has made."""
+    from scheduled_ahead import Engine
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    class TooFar(AsyncScheduler):
+        def _update_after_schedule(self, scheduler_output: Any) -> None:
+            Scheduler._update_after_schedule(self, scheduler_output)
+            for name in scheduler_output.num_scheduled_tokens:
+                self.requests[name].num_output_placeholders += 1
+
+    with pytest.raises(AssertionError, match="not there yet"):
+        [Engine(TooFar, shape, seed).run() for seed in range(10)]
+
+
+def test_after_a_workers_error_nothing_is_waited_for(workers: Callable[..., list[threading.Event]]):
+    """verl's worker ends its loop with its first error, and answers nothing that it was sent since."""
+    [may_answer] = workers(1)
+    may_answer.set()
+    asked = executor()
+    may_answer.clear()
+    failing = asked.collective_rpc("fail", non_block=True)[0]
+    following = asked.execute_model("step 2", non_block=True)
+    threading.Timer(0.1, may_answer.set).start()
+    for answer in (failing, following, asked.execute_model("step 3", non_block=True)):
+        with pytest.raises(ValueError, match="worker's own"):
+            answer.result()
+    with pytest.raises(ValueError, match="worker's own"):
+        asked.collective_rpc("check_health")
+    asked.shutdown()
+    assert all(socket.closed for socket in asked.sockets)

@@ -11,6 +11,7 @@ next step needs it, and an executor that takes two steps at a time. Imported whe
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from collections import deque
 from typing import Any
@@ -56,13 +57,14 @@ class AsyncSchedulingExecutor(ExternalZeroMQDistributedExecutor):
 
     def _init_executor(self) -> None:
         self._unanswered: deque[_Answer] = deque()
+        self._failed: list[Any] | None = None  # the outputs with a worker's error, the last that will come
         # AsyncScheduler cannot guess how many tokens a step of these will make (vllm/engine/arg_utils.py@v0.11.0).
         config: Any = self.vllm_config
         is_plain = config.speculative_config is None and config.parallel_config.pipeline_parallel_size == 1
         self._steps = 2 if is_plain else 1
         if self._steps > 1:
-            # vLLM's engine reads it after it has made its executor. The two belong together: vLLM's own scheduler would
-            # plan a request twice with the same token.
+            # vLLM's engine reads it after it has made its executor. The two belong together: vLLM's own scheduler plans
+            # nothing ahead for a request whose token it does not have, so the steps would only be smaller.
             config.scheduler_config.scheduler_cls = SCHEDULER
         super()._init_executor()
 
@@ -84,16 +86,14 @@ class AsyncSchedulingExecutor(ExternalZeroMQDistributedExecutor):
 
         Messages are answered in their order, so one that waits for its answer has all steps before it behind it.
         """
-        self._let_two_be_asked()
-        call = (method if isinstance(method, str) else cloudpickle.dumps(method), args, kwargs or {})
-        try:
-            message = pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)  # what a step is made of; faster
-        except (pickle.PicklingError, AttributeError, TypeError):
-            message = cloudpickle.dumps(call)
-        for socket in self.sockets:
-            socket.send_multipart([b"", message], zmq.DONTWAIT)
         answer = _Answer(self)
-        self._unanswered.append(answer)
+        if self._failed is None:
+            self._let_two_be_asked()
+            message = _message(method, args, kwargs or {})
+            for socket in self.sockets:
+                socket.send_multipart([b"", message], zmq.DONTWAIT)
+            self._unanswered.append(answer)
+        answer.outputs = self._failed
         return [answer] if non_block else answer.all()
 
     def has_answers(self) -> bool:
@@ -101,9 +101,27 @@ class AsyncSchedulingExecutor(ExternalZeroMQDistributedExecutor):
         return all(socket.poll(0) for socket in self.sockets)
 
     def receive(self) -> None:
-        """Wait for the answers to the oldest message."""
+        """Wait for the answers to the oldest message.
+
+        A worker that answers with an error ends its loop (vLLMAsyncRollout._loop_forever): what it has been sent since,
+        and whatever it is sent later, it never answers, so these fail with the same error.
+        """
         outputs = [cloudpickle.loads(socket.recv_multipart()[-1]) for socket in self.sockets]
         self._unanswered.popleft().outputs = outputs
+        if any(isinstance(output, Exception) for output in outputs):
+            self._failed = outputs
+            while self._unanswered:
+                self._unanswered.popleft().outputs = outputs
+
+    def shutdown(self) -> None:
+        """Leave the workers, which are the trainer's.
+
+        vLLM's would ask them to end and wait for the answer, which one that has failed, or has ended with the run,
+        does not give.
+        """
+        for socket in self.sockets:
+            socket.close(linger=0)
+        self.context.term()
 
     def _let_two_be_asked(self) -> None:
         """A REQ socket, as verl makes it, sends nothing before it has its answer; a DEALER does."""
@@ -114,6 +132,16 @@ class AsyncSchedulingExecutor(ExternalZeroMQDistributedExecutor):
                 self.sockets[number] = self.context.socket(zmq.DEALER)
                 self.sockets[number].setsockopt(zmq.IPV6, int(address.startswith("tcp://[")))
                 self.sockets[number].connect(address)
+
+
+def _message(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    call = (method if isinstance(method, str) else cloudpickle.dumps(method), args, kwargs)
+    if method == "execute_model":
+        # Only a step, which is vLLM's own classes throughout. The configuration may have one that the worker cannot
+        # import, of a model's own code or of this process's main module; pickle would carry its name, and no error.
+        with contextlib.suppress(pickle.PicklingError, AttributeError, TypeError):
+            return pickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL)  # faster
+    return cloudpickle.dumps(call)
 
 
 def schedule_ahead(module: Any) -> None:
