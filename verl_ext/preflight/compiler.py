@@ -1,7 +1,7 @@
 """What torch compiles with on a CPU, where vLLM's engine compiles its sampling at the first request.
 
-Without it verl's worker dies of an error that does not pickle, so that its engine is never answered and the run stands
-still (verl_ext/README.md).
+Without it a training dies at its first request, a minute after its start, and stood still where verl was left alone
+(verl_ext/README.md, "does not pickle").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from verl_ext.preflight.subject import Subject
 from verl_ext.settings import foreign
 
 _ANSWER_S = 30
-_NEEDED = "torch needs it on a CPU to compile vLLM's sampling, and a training would wait for its first answer for ever"
+_NEEDED = "torch needs it on a CPU to compile vLLM's sampling, and a training would die at its first request"
 
 
 def compiler(subject: Subject) -> Iterator[str]:
