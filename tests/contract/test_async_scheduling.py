@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 import pickle
@@ -97,6 +98,45 @@ async def test_going_to_sleep_waits_for_the_step_that_was_planned_ahead(monkeypa
     )
     await server.wait_for_requests_to_drain()
     assert done == ["drain", "check_health"]
+
+
+async def test_a_request_that_was_given_up_is_ended_before_the_workers_sleep(monkeypatch: pytest.MonkeyPatch):
+    """vLLM waits for nothing there: `dp_engines_running` is about engines that share their data."""
+    import verl_ext.engine.process as process
+
+    assert "if self.is_dp:\n            self.engines_running = True" in source("vllm.v1.engine.core_client")
+    monkeypatch.setattr(process, "start_the_fork_server", lambda: None)
+    monkeypatch.setattr(process, "import_unhurriedly", lambda _: None)
+    known: dict[str, asyncio.Event] = {}
+    done: list[str] = []
+
+    async def generate(*, request_id: str) -> None:
+        await asyncio.sleep(0.05)  # vLLM does not know it at once
+        known[request_id] = asyncio.Event()
+        await known[request_id].wait()
+
+    async def abort(ids: list[str]) -> None:
+        for one in ids:
+            if one in known:
+                known[one].set()
+
+    async def drain() -> None:
+        done.append("drain")
+
+    async def collective_rpc(method: str) -> None:
+        done.append(method)
+
+    server = EngineServerProcess()
+    server._server = SimpleNamespace(
+        generate=generate,
+        wait_for_requests_to_drain=drain,
+        engine=SimpleNamespace(abort=abort, collective_rpc=collective_rpc),
+    )
+    asked = [asyncio.create_task(server.generate(request_id=f"{number}")) for number in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(server.wait_for_requests_to_drain(), 10)
+    assert done == ["drain", "check_health"]
+    assert all(one.done() for one in asked)
 
 
 _executors: list[Any] = []  # of a test

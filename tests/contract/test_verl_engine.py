@@ -192,6 +192,7 @@ async def test_a_dead_engine_is_told_with_its_workers_words(
     monkeypatch.setattr(process, "WORDS_WITHIN_S", 0.2)
     server = process.EngineServerProcess.__new__(process.EngineServerProcess)
     server._server, server._workers, server._turns = types.SimpleNamespace(generate=generate), workers, count()
+    server._under_way = set()
     with pytest.raises(EngineDiedError, match=told):
         await server.generate(request_id="one")
 
@@ -204,6 +205,7 @@ async def test_another_error_of_a_request_stays_what_it_is():
 
     server = process.EngineServerProcess.__new__(process.EngineServerProcess)
     server._server, server._workers, server._turns = types.SimpleNamespace(generate=generate), [Worker("x")], count()
+    server._under_way = set()
     with pytest.raises(ValueError, match="prompt too long"):
         await server.generate(request_id="one")
 

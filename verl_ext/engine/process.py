@@ -29,6 +29,7 @@ SERVER_MODULE = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 ENGINE_MODULE = "vllm.v1.engine.core"
 ENGINE_STARTER = "vllm.v1.engine.utils"
 WORDS_WITHIN_S = 10.0
+ABORT_AGAIN_S = 0.02
 
 
 class EngineServerProcess:
@@ -40,6 +41,7 @@ class EngineServerProcess:
         self._server: Any = None
         self._workers: list[Any] = []
         self._turns = itertools.count()
+        self._under_way: set[str] = set()
 
     def begin(self, arguments: dict[str, Any], *, async_scheduling: bool = False) -> None:
         """Build the server.
@@ -74,8 +76,12 @@ class EngineServerProcess:
         verl gives every turn of a trajectory the same id. A step that was planned ahead may still have the last turn's
         request in it when the next turn's comes, which would get its token.
         """
-        asked = self._server.generate(*args, request_id=f"{request_id}-{next(self._turns)}", **kwargs)
-        return await self._or_the_workers_words(asked)
+        turn = f"{request_id}-{next(self._turns)}"
+        self._under_way.add(turn)
+        try:
+            return await self._or_the_workers_words(self._server.generate(*args, request_id=turn, **kwargs))
+        finally:
+            self._under_way.discard(turn)
 
     async def _or_the_workers_words(self, asked: Awaitable[Any]) -> Any:
         """vLLM says of a dead engine that the cause is "above", in a log of another process."""
@@ -101,8 +107,16 @@ class EngineServerProcess:
         await self._server.sleep()
 
     async def wait_for_requests_to_drain(self) -> None:
-        """Returns when no request is running, and no worker has a step to run that was planned ahead."""
+        """Ends what is still asked for; returns when no worker has a step of it to run.
+
+        verl's waits only for engines that share their data, and it is called when every trajectory has its end. What
+        runs then was given up at a deadline, which Ray does not tell the server. Going on, it would run on memory that
+        the trainer has taken, and keep its blocks, old weights' too, in the prefix cache.
+        """
         await self._server.wait_for_requests_to_drain()
+        while self._under_way:
+            await self._server.engine.abort(list(self._under_way))
+            await asyncio.sleep(ABORT_AGAIN_S)  # what has not reached vLLM yet cannot be aborted yet
         # Answered in its turn, after the steps that were asked for before it: a worker that sleeps must run none.
         await self._server.engine.collective_rpc("check_health")
 
