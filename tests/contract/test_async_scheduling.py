@@ -61,54 +61,51 @@ def test_vllm_makes_its_scheduler_after_its_executor_and_from_the_same_configura
     assert "self.batch_queue_size = self.model_executor.max_concurrent_batches" in text
 
 
-async def test_turns_of_a_trajectory_reach_the_engine_under_different_ids(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An engine's server process that begins nothing; what it asks of verl's server before sleep is in `.asked`."""
     import verl_ext.engine.process as process
 
     monkeypatch.setattr(process, "start_the_fork_server", lambda: None)
     monkeypatch.setattr(process, "import_unhurriedly", lambda _: None)
     asked: list[str] = []
 
+    async def drain() -> None:
+        asked.append("drain")
+
+    async def collective_rpc(method: str) -> None:
+        asked.append(method)
+
+    made: Any = EngineServerProcess()
+    made.asked = asked
+    made._server = SimpleNamespace(
+        wait_for_requests_to_drain=drain, engine=SimpleNamespace(collective_rpc=collective_rpc)
+    )
+    return made
+
+
+async def test_turns_of_a_trajectory_reach_the_engine_under_different_ids(server: Any):
+    asked: list[str] = []
+
     async def generate(*, request_id: str, **_: Any) -> None:
         asked.append(request_id)
 
-    server = EngineServerProcess()
-    server._server = SimpleNamespace(generate=generate)
+    server._server.generate = generate
     for _ in range(2):
         await server.generate(request_id="trajectory", prompt_ids=[1], sampling_params={})
     assert len(set(asked)) == 2
     assert all(one.startswith("trajectory") for one in asked)
 
 
-async def test_going_to_sleep_waits_for_the_step_that_was_planned_ahead(monkeypatch: pytest.MonkeyPatch):
-    import verl_ext.engine.process as process
-
-    monkeypatch.setattr(process, "start_the_fork_server", lambda: None)
-    monkeypatch.setattr(process, "import_unhurriedly", lambda _: None)
-    done: list[str] = []
-
-    async def drain() -> None:
-        done.append("drain")
-
-    async def collective_rpc(method: str) -> None:
-        done.append(method)
-
-    server = EngineServerProcess()
-    server._server = SimpleNamespace(
-        wait_for_requests_to_drain=drain, engine=SimpleNamespace(collective_rpc=collective_rpc)
-    )
+async def test_going_to_sleep_waits_for_the_step_that_was_planned_ahead(server: Any):
     await server.wait_for_requests_to_drain()
-    assert done == ["drain", "check_health"]
+    assert server.asked == ["drain", "check_health"]
 
 
-async def test_a_request_that_was_given_up_is_ended_before_the_workers_sleep(monkeypatch: pytest.MonkeyPatch):
+async def test_a_request_that_was_given_up_is_ended_before_the_workers_sleep(server: Any):
     """vLLM waits for nothing there: `dp_engines_running` is about engines that share their data."""
-    import verl_ext.engine.process as process
-
     assert "if self.is_dp:\n            self.engines_running = True" in source("vllm.v1.engine.core_client")
-    monkeypatch.setattr(process, "start_the_fork_server", lambda: None)
-    monkeypatch.setattr(process, "import_unhurriedly", lambda _: None)
     known: dict[str, asyncio.Event] = {}
-    done: list[str] = []
 
     async def generate(*, request_id: str) -> None:
         await asyncio.sleep(0.05)  # vLLM does not know it at once
@@ -120,22 +117,11 @@ async def test_a_request_that_was_given_up_is_ended_before_the_workers_sleep(mon
             if one in known:
                 known[one].set()
 
-    async def drain() -> None:
-        done.append("drain")
-
-    async def collective_rpc(method: str) -> None:
-        done.append(method)
-
-    server = EngineServerProcess()
-    server._server = SimpleNamespace(
-        generate=generate,
-        wait_for_requests_to_drain=drain,
-        engine=SimpleNamespace(abort=abort, collective_rpc=collective_rpc),
-    )
+    server._server.generate, server._server.engine.abort = generate, abort
     asked = [asyncio.create_task(server.generate(request_id=f"{number}")) for number in range(3)]
     await asyncio.sleep(0)
     await asyncio.wait_for(server.wait_for_requests_to_drain(), 10)
-    assert done == ["drain", "check_health"]
+    assert server.asked == ["drain", "check_health"]
     assert all(one.done() for one in asked)
 
 

@@ -118,8 +118,7 @@ def test_everything_of_the_update_is_counted(configs, qwen):
     parts = dict(update.parts)
     assert parts["weights"] == pytest.approx(14.98, abs=0.01)
     assert parts["optimizer"] == pytest.approx(2 * 14.98, abs=0.02)
-    tokens = configs["h200x1"].actor_rollout_ref.actor.ppo_max_token_len_per_gpu
-    assert parts["logits"] == pytest.approx(2 * 2 * tokens * 151936 / 2**30)
+    assert parts["logits"] == pytest.approx(2 * 2 * 49152 * 151936 / 2**30)
     assert update.total_gib == pytest.approx(sum(parts.values()))
 
 
